@@ -16,6 +16,7 @@ from dra_driver.preemption.question import HoldingPod, OccupiedCluster, Preempto
 __all__ = ["Costs", "Unit", "Units", "devices_of", "room_of", "units_of"]
 
 _OWN = "belongs to what preempts"
+_NONE: Mapping[str, int] = {}
 _NOT_OURS = "holds devices that are not allocated by this driver"
 
 
@@ -49,6 +50,8 @@ class Unit:
     @cached_property
     def disruptions(self) -> Mapping[str, int]:
         """By how much it uses each budget."""
+        if not any(pod.budgets for pod in self.pods):
+            return _NONE
         return Counter(budget for pod in self.pods for budget in pod.budgets)
 
     @cached_property

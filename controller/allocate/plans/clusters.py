@@ -146,17 +146,34 @@ class ClusterBuilder:
 
         All pods that are asked about must be known.
         """
-        holding = (needs for pod, needs in self._running if pod.spec.resource_claims)
+        holding = (needs for pod, needs in self._running.values() if pod.spec.resource_claims)
         return NeedsVectors(self._asking, holding)
 
     @cached_property
-    def _running(self) -> list[tuple[Pod, PodNeeds]]:
-        """The pods that are not finished, each once, with what they take."""
+    def _running(self) -> dict[ObjectKey, tuple[Pod, PodNeeds]]:
+        """The pods that are not finished, with what they take."""
         pods = {pod.key: pod for pod in self.objects.pods if not is_finished(pod)}
-        return [(pod, needs_of(pod)) for pod in pods.values()]
+        return {key: (pod, needs_of(pod)) for key, pod in pods.items()}
 
-    def _coupled(self) -> bool:
-        """Return whether nodes share devices, or counters that devices of theirs take from."""
+    def taken_by(self, pod: Pod) -> Vector:
+        """Return what a pod takes of its node: nothing where it is finished."""
+        known = self._running.get(pod.key)
+        return self.vectors.nothing if known is None else self.vectors.of(known[1])
+
+    @cached_property
+    def free(self) -> dict[str, Vector]:
+        """What pods leave of nodes besides devices; no nodes where pods are not known."""
+        if not self.objects.pods_known:
+            return {}
+        on_node: dict[str, list[PodNeeds]] = {}
+        for pod, needs in self._running.values():
+            if (node := _node_of(pod)) and pod.key not in self._asked:
+                on_node.setdefault(node, []).append(needs)
+        return {n.metadata.name: self._left(n, on_node.get(n.metadata.name, ())) for n in self.nodes}
+
+    @cached_property
+    def coupled(self) -> bool:
+        """Whether nodes share devices, or counters that devices of theirs take from."""
         node_of_pool: dict[object, str] = {}
         for spec in (s.spec for s in self.slices):
             if spec.node_name is None:
@@ -184,20 +201,13 @@ class ClusterBuilder:
             nodes=self.nodes,
             allocated=AllocatedState.from_claims(claims),
         )
-        free: dict[str, Vector] = {}
-        if objects.pods_known:
-            on_node: dict[str, list[PodNeeds]] = {}
-            for pod, needs in self._running:
-                if (node := _node_of(pod)) and pod.key not in self._asked:
-                    on_node.setdefault(node, []).append(needs)
-            free = {n.metadata.name: self._left(n, on_node.get(n.metadata.name, ())) for n in self.nodes}
         return PlannedCluster(
             snapshot=snapshot,
             holders=tuple(self._holders([c for c in claims if c.key not in own])),
             kept=tuple(c for c in claims if c.key in own),
-            free=free,
+            free=self.free,
             resources=self.vectors.names,
-            coupled=self._coupled(),
+            coupled=self.coupled,
         )
 
     # --- holders --------------------------------------------------------------------------------------------
@@ -205,7 +215,7 @@ class ClusterBuilder:
     def _holders(self, claims: Sequence[ResourceClaim]) -> Iterable[Holder]:
         by_key = {c.key: c for c in claims if c.status.allocation and c.status.allocation.devices.results}
         users: dict[ObjectKey, list[Pod]] = {key: [] for key in by_key}
-        for pod, _ in self._running:
+        for pod, _ in self._running.values():
             for used in pod_claims(pod):
                 if used.key in users:
                     users[used.key].append(pod)
@@ -222,9 +232,7 @@ class ClusterBuilder:
             node = _node_of(pod)
             if node and pod.key not in self._asked:
                 before = gives.get(node, self.vectors.nothing)
-                gives[node] = tuple(
-                    a + b for a, b in zip(before, self.vectors.of(needs_of(pod)), strict=True)
-                )
+                gives[node] = tuple(a + b for a, b in zip(before, self.taken_by(pod), strict=True))
         names = tuple(str(p.key) for p in pods) or _reserved_for(claims)
         return Holder(
             name=names[0] if names else str(claims[0].key),
@@ -244,7 +252,7 @@ class ClusterBuilder:
             GroupMember(
                 tuple(asked[u.key] for u in pod_claims(pod) if u.key is not None and u.key in asked),
                 self.nodes_for(pod),
-                self.vectors.of(needs_of(pod)),
+                self.taken_by(pod),
             )
             for pod in pods
         )

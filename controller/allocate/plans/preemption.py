@@ -20,7 +20,6 @@ from dra_driver.api.meta import ObjectKey, ObjectMeta, Uid
 from dra_driver.api.names import PREEMPTIBLE_LABEL
 from dra_driver.api.pod_affinity import LabelSelector
 from dra_driver.api.resource import ResourceClaim, ResourceClaimStatus
-from dra_driver.nodefit import needs_of
 from dra_driver.preemption import Fits, HoldingPod, NoVictims, OccupiedCluster, Preemptor, choose_victims
 from dra_driver.structured import Budget, GroupMember
 from dra_driver.structured.model.nodeselection import label_holds
@@ -68,9 +67,7 @@ def work_out_preemption(
         pods=frozenset(pod.key for pod in pods),
         group=view.group,
     )
-    cluster = _Occupied(view, builder, terms, decisions.groups_of).cluster(
-        {c.key for claims, _, _ in asked for c in claims}
-    )
+    cluster = _Occupied(view, builder, terms, decisions.groups_of).cluster()
     budget = Budget(_STEPS, _STEPS_PER_NODE, seconds=question.seconds, clock=clock)
     found = choose_victims(cluster, preemptor, budget)
     if isinstance(found, NoVictims):
@@ -111,14 +108,9 @@ class _Occupied:
         self._kept = frozenset(terms.kept)
         self._refused = frozenset(terms.refused)
 
-    def cluster(self, own: Collection[ObjectKey]) -> OccupiedCluster:
-        """Return the cluster.
-
-        Args:
-            own: claims of the preemptor.
-        """
+    def cluster(self) -> OccupiedCluster:
+        """Return the cluster."""
         view = self._view
-        planned = self._builder.build(not_held=own)
         held = {c.key: c for c in view.claims if c.status.allocation is not None}
         allocated = view.snapshot.allocated.with_allocations((_SET_ASIDE, a) for a in view.set_aside)
         return OccupiedCluster(
@@ -126,9 +118,9 @@ class _Occupied:
             claims=(*held.values(), *self._set_aside()),
             pods=tuple(self._pods(held)),
             budgets={str(b.key): b.allowed for b in self._terms.budgets},
-            free=planned.free,
+            free=self._builder.free,
             ours=view.pools.keys(),
-            coupled=planned.coupled,
+            coupled=self._builder.coupled,
             pools=view.pools,
             withheld=view.withheld,
         )
@@ -154,16 +146,15 @@ class _Occupied:
                 yield self._holding(pod, claims, groups)
 
     def _holding(self, pod: Pod, claims: tuple[ObjectKey, ...], groups: Collection[GroupKey]) -> HoldingPod:
-        ended, vectors = is_finished(pod), self._builder.vectors
         # What has ended holds its devices until the controller-manager has seen that.
-        going = ended or self._ends_soon(pod)
+        going = is_finished(pod) or self._ends_soon(pod)
         return HoldingPod(
             key=pod.key,
             priority=pod.spec.priority,
             claims=claims,
             started=_seconds(pod.status.start_time, self._terms.time),
             node=pod.spec.node_name,
-            takes=vectors.nothing if ended or not pod.spec.node_name else vectors.of(needs_of(pod)),
+            takes=self._builder.taken_by(pod) if pod.spec.node_name else self._builder.vectors.nothing,
             budgets=tuple(self._counted(pod)),
             group=_called(min(groups)) if groups else "",
             going=going,
