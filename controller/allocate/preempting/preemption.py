@@ -46,9 +46,11 @@ log = structlog.get_logger(__name__)
 _LOOK_SECONDS: Final = 0.5
 # CPU time of one question, in a copy of the worker.
 _QUESTION_SECONDS: Final = 5.0
-# Between two questions: at least, and as a multiple of the CPU time of the last one.
+# Between two questions: at least, and as a multiple of the CPU time of the last one; a dry run, which is the
+# default, has more time.
 _PAUSE_SECONDS: Final = 1.0
 _PAUSE: Final = 10.0
+_DRY_PAUSE: Final = 20.0
 # In a dry run, until the same is asked again where the answer was another one, and where it was the same.
 _WISH_SECONDS: Final = 60.0
 _SAME_WISH_SECONDS: Final = 300.0
@@ -164,10 +166,11 @@ class Preemption:
 
     async def _ask_again_and_again(self) -> None:
         pause = _PAUSE_SECONDS
+        times = _PAUSE if self._settings.mode is PreemptionMode.ON else _DRY_PAUSE
         while True:
             await asyncio.sleep(pause)
             with _going_on():
-                pause = max(_PAUSE_SECONDS, _PAUSE * await self.ask())
+                pause = max(_PAUSE_SECONDS, times * await self.ask())
 
     # --- questions ------------------------------------------------------------------------------------------
 
