@@ -29,7 +29,7 @@ from dra_driver.api.names import PREEMPTIBLE_LABEL
 from dra_driver.api.resource import AllocationResult, DeviceRequestAllocationResult, ResourceClaim
 from dra_driver.kube import Informer
 
-__all__ = ["Judge", "Verdict"]
+__all__ = ["Judge", "Verdict", "ends"]
 
 
 class Verdict(enum.Enum):
@@ -96,7 +96,7 @@ class Judge:
 
     def _verdict(self, victim: PodID, preemptor: Candidate, groups: Set[GroupKey]) -> Verdict:
         pod = self._pod(victim)
-        if pod is None or _ends(pod):
+        if pod is None or ends(pod):
             return Verdict.IS_GOING
         of_preemptor = victim.uid in {m.metadata.uid for m in preemptor.members}
         labels = pod.metadata.labels or {}
@@ -122,7 +122,7 @@ class Judge:
         claims = {c.key for pod in victims for c in self._claims(pod) if _takes(c)}
         of_claims = (user for key in claims for user in self._pods.by_index(CLAIM_INDEX, key))
         return all(
-            pod.metadata.uid in uids or not pod.spec.node_name or _ends(pod)
+            pod.metadata.uid in uids or not pod.spec.node_name or ends(pod)
             for pod in itertools.chain(of_groups, of_claims)
         )
 
@@ -154,5 +154,6 @@ def _takes(claim: ResourceClaim) -> bool:
     return claim.status.allocation is not None and bool(_taken(claim.status.allocation))
 
 
-def _ends(pod: Pod) -> bool:
+def ends(pod: Pod) -> bool:
+    """Return whether a pod has ended, or is being deleted."""
     return is_finished(pod) or pod.metadata.deletion_timestamp is not None

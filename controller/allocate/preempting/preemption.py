@@ -16,10 +16,10 @@ import structlog
 
 from controller.allocate.answers.decider import Answers, WorkerEnded
 from controller.allocate.answers.journal import Journal
-from controller.allocate.decide import DevicesSetAside, PodID, Rank, is_finished
+from controller.allocate.decide import DevicesSetAside, PodID, Rank
 from controller.allocate.plans import PlanQuestion, PreemptionAnswer, PreemptionTerms
 from controller.allocate.preempting.candidates import Candidate, Candidates
-from controller.allocate.preempting.judging import Judge, Verdict
+from controller.allocate.preempting.judging import Judge, Verdict, ends
 from controller.allocate.preempting.rate import VictimRate
 from controller.allocate.preempting.removing import Outcome, Remover
 from controller.allocate.preempting.rounds import Effect, Event, Round, State, step
@@ -385,7 +385,7 @@ class Preemption:
         if now >= round_.begun + self._settings.seconds:
             return Event.TIMED_OUT
         found = [p for key in round_.keys if (p := self._pods.get(key)) is not None]
-        pods = [p for p in found if p.metadata.uid in round_.members and not _has_ended(p)]
+        pods = [p for p in found if p.metadata.uid in round_.members and not ends(p)]
         if not pods:
             return Event.GONE
         if round_.state is State.RESTING:
@@ -410,7 +410,9 @@ class Preemption:
             self._refused[round_.left[0].pod.uid] = until
         if round_.state is State.OVER and self._rounds.get(round_.case) is round_:
             del self._rounds[round_.case]
-            self._turns.forget(round_.pod.uid)
+            ended = self._turns.miss if event is Event.NOT_RECORDED else self._turns.again
+            ended(round_.pod.uid, self._clock.monotonic())
+            self._turns.has_changed(round_.pod.uid)
         for effect in effects:
             match effect:
                 case Effect.SET_ASIDE:
@@ -492,7 +494,3 @@ def _going_on() -> Iterator[None]:
         yield
     except Exception:
         log.exception("a look at preemption has failed")
-
-
-def _has_ended(pod: Pod) -> bool:
-    return is_finished(pod) or pod.metadata.deletion_timestamp is not None

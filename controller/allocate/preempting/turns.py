@@ -77,10 +77,6 @@ class Turns:
         self._last = {uid: turn for uid, turn in self._last.items() if uid in pods}
         self._namespaces = {name: at for name, at in self._namespaces.items() if name in namespaces}
 
-    def forget(self, pod: Uid) -> None:
-        """Forget the turns that a pod had."""
-        self._last.pop(pod, None)
-
     def is_due(self, pod: Uid, now: float, progress: object) -> bool:
         """Return whether a pod may have a turn.
 

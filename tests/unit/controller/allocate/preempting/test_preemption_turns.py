@@ -12,6 +12,7 @@ from controller.allocate.decide import Rank
 from controller.allocate.preempting.turns import Turns, WaitingPod
 from dra_driver.api.core import PODS
 from dra_driver.api.meta import ObjectKey, Uid
+from dra_driver.errors import Forbidden
 
 
 def waiting(number: int, *, priority: int = 0, namespace: str = "default") -> WaitingPod:
@@ -150,3 +151,21 @@ def test_a_round_that_cannot_go_on_after_a_restart_does_not_hide_another() -> No
         await until(lambda: len(evictions(h)) == 1)
 
     lives(cluster_of(n1=(80, 80)), [before, after])
+
+
+def test_a_pod_on_which_no_round_can_be_written_down_hides_no_other() -> None:
+    """As where an admission webhook refuses it."""
+
+    async def scenario(h: Harness) -> None:
+        def refuse(verb: str, kind: str, name: str, _: str) -> None:
+            if (verb, kind, name) == ("apply", "Pod", "refused"):
+                raise Forbidden("an admission webhook refuses it", code=403)
+
+        await holder(h, "low", priority=1)
+        h.cluster.before = refuse
+        create(h, "refused", priority=1000)
+        create(h, "high", priority=100)
+        await until(lambda: served(h, "high") or served(h, "refused"))
+        assert evictions(h) == ["low"]
+
+    play(cluster_of(n1=(80,)), scenario)
