@@ -21,7 +21,10 @@ from typing import Any
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SUPPORT = HERE.parent / "support"
-sys.path[:0] = [str(folder) for folder in (HERE, SUPPORT, SUPPORT / "allocator", SUPPORT / "hardware")]
+sys.path[:0] = [
+    str(folder)
+    for folder in (HERE, SUPPORT, SUPPORT / "allocator", SUPPORT / "controller", SUPPORT / "hardware")
+]
 
 
 def machine() -> dict[str, Any]:
