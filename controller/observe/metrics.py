@@ -177,7 +177,7 @@ class Metrics:
         self.preemption_victims = Counter(
             f"{prefix}_preemption_victims",
             "Attempts to remove pods for others: evicted, deleted (against a budget), gone, kept (by a "
-            "budget, tried again), later (tried again).",
+            "budget or a webhook, tried again), later (tried again).",
             ["outcome"],
             registry=self.registry,
         )

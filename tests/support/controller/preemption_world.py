@@ -23,6 +23,8 @@ __all__ = [
     "ON",
     "Ends",
     "Time",
+    "allow_removal",
+    "begins",
     "budget",
     "create",
     "evictions",
@@ -30,6 +32,7 @@ __all__ = [
     "holder",
     "lives",
     "play",
+    "refuse_removal",
     "runs",
     "served",
     "shown",
@@ -199,3 +202,22 @@ def evictions(h: Harness) -> list[str]:
 def shown(h: Harness, name: str) -> PreemptionShown | None:
     """Return what is written down on a pod."""
     return shown_preemption(h.cluster.obj(PODS, name, NS))
+
+
+async def refuse_removal(h: Harness, name: str) -> None:
+    """Have a budget refuse to evict a pod, although it seems to allow that: its controller is behind."""
+    h.cluster.edit(PODS, name, {"metadata": {"labels": {"app": name}}}, NS)
+    allow_removal(h, name)
+    await asyncio.sleep(1)
+    h.cluster.quiet.add("PodDisruptionBudget")
+    budget(h.cluster, name, {"app": name}, allowed=0)
+
+
+def allow_removal(h: Harness, name: str) -> None:
+    """Have the budget of a pod allow to evict it."""
+    budget(h.cluster, name, {"app": name}, allowed=1)
+
+
+async def begins(h: Harness, name: str) -> None:
+    """Wait until a round has begun for a pod."""
+    await until(lambda: (found := shown(h, name)) is not None and found.reason == OPEN)

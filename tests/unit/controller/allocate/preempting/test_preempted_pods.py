@@ -6,7 +6,19 @@ import asyncio
 from dataclasses import replace
 
 from controller_harness import NS, Harness, cluster_of
-from preemption_world import ON, budget, create, evictions, holder, play, served, shown, until
+from preemption_world import (
+    ON,
+    allow_removal,
+    budget,
+    create,
+    evictions,
+    holder,
+    play,
+    refuse_removal,
+    served,
+    shown,
+    until,
+)
 
 from controller.config import PreemptionMode, PreemptionSettings
 from dra_driver.api.core import NAMESPACES, PODS
@@ -138,18 +150,15 @@ def test_a_budget_that_forbids_all_choices_keeps_them() -> None:
 
 def test_an_eviction_that_a_budget_refuses_is_tried_again_until_the_time_out() -> None:
     async def scenario(h: Harness) -> None:
-        await holder(h, "guarded", metadata={"labels": {"app": "x"}})
-        budget(h.cluster, "x", {"app": "x"}, allowed=1)
-        await asyncio.sleep(1)
-        h.cluster.quiet.add("PodDisruptionBudget")  # it is not seen here that it allows nothing any more
-        budget(h.cluster, "x", {"app": "x"}, allowed=0)
+        await holder(h, "guarded")
+        await refuse_removal(h, "guarded")
         create(h, "high", priority=100)
         await until(lambda: shown(h, "high") is not None)
         await asyncio.sleep(30)
         assert evictions(h) == []
         tries = sum(c.verb == "evict" for c in h.cluster.calls)
         assert 2 <= tries <= 10
-        budget(h.cluster, "x", {"app": "x"}, allowed=1)
+        allow_removal(h, "guarded")
         await until(lambda: served(h, "high"))
 
     play(cluster_of(n1=(80,)), scenario)

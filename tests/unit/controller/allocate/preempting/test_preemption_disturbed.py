@@ -7,12 +7,14 @@ import asyncio
 from controller_harness import NS, Harness, claim, cluster_of, pod, request
 from group_members import member
 from preemption_world import (
-    budget,
+    allow_removal,
+    begins,
     create,
     evictions,
     holder,
     lives,
     play,
+    refuse_removal,
     served,
     shown,
     until,
@@ -24,27 +26,15 @@ from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.fleet import OPEN
 
 
-def forbid_unseen(h: Harness, app: str) -> None:
-    """Have a budget refuse evictions that it seems to allow, as where its controller is behind."""
-    h.cluster.quiet.add("PodDisruptionBudget")
-    budget(h.cluster, app, {"app": app}, allowed=0)
-
-
-async def guarded(h: Harness, name: str, *, priority: int) -> None:
-    """Have a pod run whose eviction is refused as soon as it is tried."""
-    await holder(h, name, priority=priority, metadata={"labels": {"app": name}})
-    budget(h.cluster, name, {"app": name}, allowed=1)
-    await asyncio.sleep(1)
-    forbid_unseen(h, name)
-
-
-async def began(h: Harness, name: str) -> None:
-    await until(lambda: (found := shown(h, name)) is not None and found.reason == OPEN)
+async def guarded(h: Harness, name: str) -> None:
+    """Have a pod of priority 1 run whose removal is refused."""
+    await holder(h, name, priority=1)
+    await refuse_removal(h, name)
 
 
 def test_a_pod_whose_removal_is_refused_throughout_a_round_makes_way_for_another_choice() -> None:
     async def scenario(h: Harness) -> None:
-        await guarded(h, "guarded", priority=1)
+        await guarded(h, "guarded")
         await holder(h, "other", priority=2)
         create(h, "high", priority=100)
         await asyncio.sleep(290)
@@ -57,11 +47,11 @@ def test_a_pod_whose_removal_is_refused_throughout_a_round_makes_way_for_another
 
 def test_a_removal_that_was_refused_is_tried_again_where_there_is_no_other_choice() -> None:
     async def scenario(h: Harness) -> None:
-        await guarded(h, "guarded", priority=1)
+        await guarded(h, "guarded")
         create(h, "high", priority=100)
         await asyncio.sleep(600)
         assert evictions(h) == []
-        budget(h.cluster, "guarded", {"app": "guarded"}, allowed=1)
+        allow_removal(h, "guarded")
         await until(lambda: served(h, "high"), seconds=1_500)
 
     play(cluster_of(n1=(80,)), scenario)
@@ -69,12 +59,12 @@ def test_a_removal_that_was_refused_is_tried_again_where_there_is_no_other_choic
 
 def test_a_namespace_that_opts_out_meanwhile_keeps_its_pods() -> None:
     async def scenario(h: Harness) -> None:
-        await guarded(h, "guarded", priority=1)
+        await guarded(h, "guarded")
         create(h, "high", priority=100)
-        await began(h, "high")
+        await begins(h, "high")
         h.cluster.put(NAMESPACES, {"metadata": {"name": NS, "labels": {PREEMPTIBLE_LABEL: "false"}}})
         await asyncio.sleep(5)
-        budget(h.cluster, "guarded", {"app": "guarded"}, allowed=1)
+        allow_removal(h, "guarded")
         await asyncio.sleep(200)
         assert evictions(h) == []
 
@@ -83,12 +73,12 @@ def test_a_namespace_that_opts_out_meanwhile_keeps_its_pods() -> None:
 
 def test_a_victim_that_two_want_is_removed_once_and_for_the_higher() -> None:
     async def scenario(h: Harness) -> None:
-        await guarded(h, "low", priority=1)
+        await guarded(h, "low")
         create(h, "high", priority=100)
-        await began(h, "high")
+        await begins(h, "high")
         create(h, "higher", priority=1000)
-        await began(h, "higher")
-        budget(h.cluster, "low", {"app": "low"}, allowed=1)
+        await begins(h, "higher")
+        allow_removal(h, "low")
         await until(lambda: served(h, "higher"))
         await asyncio.sleep(400)
         assert evictions(h) == ["low"]
@@ -99,14 +89,14 @@ def test_a_victim_that_two_want_is_removed_once_and_for_the_higher() -> None:
 
 def test_a_group_that_loses_a_member_meanwhile_removes_nobody_else() -> None:
     async def scenario(h: Harness) -> None:
-        await guarded(h, "a", priority=1)
+        await guarded(h, "a")
         await holder(h, "b", priority=1)
         for name in ("high-0", "high-1"):
             member(h.cluster, name, 2, group="high", priority=100)
         await until(lambda: any((s := shown(h, f"high-{i}")) and s.reason == OPEN for i in (0, 1)))
         h.cluster.remove(PODS, "high-1", NS)
         await asyncio.sleep(5)
-        budget(h.cluster, "a", {"app": "a"}, allowed=1)
+        allow_removal(h, "a")
         await asyncio.sleep(600)
         assert evictions(h) == []
 

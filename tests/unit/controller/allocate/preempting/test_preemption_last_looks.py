@@ -7,11 +7,22 @@ import asyncio
 from controller_harness import NS, Harness, classes, cluster_of, node, pod, pool
 from fake_client import FakeClient
 from group_members import member
-from preemption_world import budget, create, evictions, holder, play, runs, served, shown, until
+from preemption_world import (
+    allow_removal,
+    begins,
+    budget,
+    create,
+    evictions,
+    holder,
+    play,
+    refuse_removal,
+    runs,
+    served,
+    until,
+)
 
 from dra_driver.api.core import PODS
 from dra_driver.api.names import GROUP_LABEL, GROUP_MIN_LABEL, GROUP_SIZE_LABEL
-from dra_driver.fleet import OPEN
 
 
 def test_a_group_goes_with_members_that_wait() -> None:
@@ -58,16 +69,13 @@ def test_what_is_set_aside_for_a_group_is_for_all_of_its_members() -> None:
 
 def test_a_claim_that_another_pod_has_come_to_use_keeps_the_first() -> None:
     async def scenario(h: Harness) -> None:
-        await holder(h, "low", priority=1, metadata={"labels": {"app": "x"}})
-        budget(h.cluster, "x", {"app": "x"}, allowed=1)
-        await asyncio.sleep(1)
-        h.cluster.quiet.add("PodDisruptionBudget")
-        budget(h.cluster, "x", {"app": "x"}, allowed=0)
+        await holder(h, "low", priority=1)
+        await refuse_removal(h, "low")
         create(h, "high", priority=100)
-        await until(lambda: (found := shown(h, "high")) is not None and found.reason == OPEN)
+        await begins(h, "high")
         pod(h.cluster, "dear", "low", priority=1000, gated=False, nodeName="n1")
         await asyncio.sleep(5)
-        budget(h.cluster, "x", {"app": "x"}, allowed=1)
+        allow_removal(h, "low")
         await asyncio.sleep(200)
         assert evictions(h) == []
 
@@ -77,19 +85,15 @@ def test_a_claim_that_another_pod_has_come_to_use_keeps_the_first() -> None:
 def test_a_group_that_has_grown_meanwhile_stays() -> None:
     async def scenario(h: Harness) -> None:
         member(h.cluster, "low-0", 2, least=1, priority=1)
-        h.cluster.edit(PODS, "low-0", {"metadata": {"labels": {"app": "x"}}}, NS)
         await runs(h, "low-0")
         await holder(h, "dear", priority=1000)
-        budget(h.cluster, "x", {"app": "x"}, allowed=1)
-        await asyncio.sleep(1)
-        h.cluster.quiet.add("PodDisruptionBudget")
-        budget(h.cluster, "x", {"app": "x"}, allowed=0)
+        await refuse_removal(h, "low-0")
         create(h, "high", priority=100)
-        await until(lambda: (found := shown(h, "high")) is not None and found.reason == OPEN)
+        await begins(h, "high")
         labels = {GROUP_LABEL: "job", GROUP_SIZE_LABEL: "2", GROUP_MIN_LABEL: "1"}
         h.cluster.edit(PODS, "dear", {"metadata": {"labels": labels}}, NS)
         await asyncio.sleep(5)
-        budget(h.cluster, "x", {"app": "x"}, allowed=1)
+        allow_removal(h, "low-0")
         await asyncio.sleep(200)
         assert evictions(h) == []
 
