@@ -1,4 +1,4 @@
-"""``dra-driver cel``: device selectors on recorded cases.
+"""``dra-driver cel``: a selector on the devices of a cluster or of manifests, or selectors of recorded cases.
 
 A file of cases is JSON, also gzipped::
 
@@ -13,19 +13,47 @@ A file of cases is JSON, also gzipped::
 from __future__ import annotations
 
 import argparse
+import asyncio
 import gzip
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from dra_driver import cel
 from dra_driver.api import codec
-from dra_driver.api.resource import Device, DeviceAttribute, DeviceCapacity
+from dra_driver.api.resource import (
+    RESOURCE_SLICES,
+    Device,
+    DeviceAttribute,
+    DeviceCapacity,
+    ResourceSlice,
+)
 from dra_driver.cli import common
-from dra_driver.errors import ConfigurationError, DecodeError
+from dra_driver.cli.allocator import manifests as allocator_manifests
+from dra_driver.cli.display.report import Table
+from dra_driver.cli.display.terminal import print_report
+from dra_driver.cli.explaining.selectors import evaluate, evaluation_data, evaluation_report
+from dra_driver.cli.live.reading import Lister
+from dra_driver.errors import ConfigurationError, DecodeError, InvalidInput
+from dra_driver.kube import KubeApi
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["FAILURE", "add_arguments", "run"]
+
+
+FAILURE: Final = 3
+"""Exit status where the cluster cannot be read: 1 means that no device is selected."""
+
+_EPILOG = """examples:
+  dra-driver cel 'device.attributes["gpu.dra-driver.dev"].model == "H100-80GB-HBM3"'
+  dra-driver cel 'device.driver == "gpu.dra-driver.dev"' -f slices.yaml -o wide
+
+exit status: 0 a device is selected, 1 none is, 2 it is not a selector, 3 no cluster can be read
+
+Without -f, the slices of a live cluster are read. An API server refuses a selector whose estimated cost is
+above 1,000,000; the cost on devices also counts work that Kubernetes omits."""
 
 
 class _Features(msgspec.Struct, rename="camel"):
@@ -64,25 +92,71 @@ class _Result(msgspec.Struct):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``dra-driver cel``."""
+    parser.epilog = _EPILOG
     parser.add_argument(
-        "--cases", required=True, type=Path, metavar="FILE", help="recorded cases, JSON, may be gzipped"
+        "expression",
+        nargs="?",
+        default="",
+        metavar="EXPRESSION",
+        help="selector, as in a claim or a DeviceClass",
     )
-    common.add_output_argument(parser)
+    where = parser.add_argument_group("devices")
+    allocator_manifests.add_file_argument(where)
+    common.add_cluster_arguments(where)
+    parser.add_argument(
+        "--cases", type=Path, metavar="FILE", help="recorded cases instead, JSON, may be gzipped"
+    )
+    common.add_output_argument(parser, wide="a row for each device")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Evaluate each case and print the results.
+    """Evaluate the selector, or each case, and print the results.
+
+    Returns:
+        0 if a device is selected, or if these were cases; 1 if none is.
 
     Raises:
-        ConfigurationError: the file cannot be read, or it has no cases.
+        ConfigurationError: the file of cases cannot be read, or has none.
+        InvalidInput: the expression is not a selector, or there is none.
     """
-    results = [_evaluate(case) for case in _read(args.cases).cases]
-    if args.output == "table":
-        rows = [(r.name, _outcome(r), r.message) for r in results]
-        print(common.table(("CASE", "OUTCOME", "REASON"), rows))
+    if bool(args.expression) == bool(args.cases):
+        raise InvalidInput("give an EXPRESSION, or --cases FILE")
+    if args.cases:
+        _print_cases(args)
+        return 0
+    slices = _slices_of_files(args.file) if args.file else asyncio.run(_slices_of_cluster(args))
+    evaluation = evaluate(args.expression, slices)
+    if args.output in ("json", "yaml"):
+        common.print_data(evaluation_data(evaluation), args.output)
     else:
+        print_report(evaluation_report(evaluation, wide=args.output == "wide"))
+    return 0 if evaluation.selected else 1
+
+
+def _slices_of_files(files: Sequence[str]) -> Sequence[ResourceSlice]:
+    found = allocator_manifests.read(files).slices
+    if not found:
+        raise InvalidInput("the manifests have no ResourceSlice")
+    return found
+
+
+async def _slices_of_cluster(args: argparse.Namespace) -> Sequence[ResourceSlice]:
+    async with await KubeApi.connect(
+        args.kubeconfig, context=args.context, user_agent="dra-driver-cel"
+    ) as client:
+        return await Lister(client).all(RESOURCE_SLICES)
+
+
+# --- recorded cases -----------------------------------------------------------------------------------------
+
+
+def _print_cases(args: argparse.Namespace) -> None:
+    results = [_evaluate(case) for case in _read(args.cases).cases]
+    if args.output in ("json", "yaml"):
         common.print_data({"cases": [msgspec.to_builtins(r) for r in results]}, args.output)
-    return 0
+        return
+    rows = [(r.name, _outcome(r), r.message) for r in results]
+    print_report([[Table(("CASE", "OUTCOME", "REASON"), rows)]])
 
 
 def _read(path: Path) -> _Cases:

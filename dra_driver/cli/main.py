@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import dra_driver
-from dra_driver.cli import common
+from dra_driver.cli import common, completion
 from dra_driver.errors import ConfigurationError, DraError, InvalidInput
 
 __all__ = ["kubectl_dra", "main"]
@@ -55,7 +55,9 @@ COMMANDS = {
         "status",
         "the fleet: devices by model, node and state; the claims that wait, and why",
     ),
-    "cel": ("cel", "evaluate device selectors on recorded cases"),
+    "version": ("version", "the version, the interpreter's, and the API that is spoken"),
+    "completion": ("completion", "a function for bash, zsh or fish that completes commands and flags"),
+    "cel": ("cel", "evaluate a device selector: which devices it takes, and what it costs"),
 }
 
 
@@ -88,12 +90,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def kubectl_dra(argv: Sequence[str] | None = None) -> int:
     """Run ``kubectl dra``: kubectl does so if ``kubectl-dra`` is in the PATH. Same results as ``main``."""
-    return _main("kubectl dra", ["status", "explain", "plan"], argv)
+    return _main("kubectl dra", ["status", "explain", "plan", "cel", "version"], argv)
 
 
 def _main(prog: str, commands: Sequence[str], argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
-    chosen = next((a for a in arguments if not a.startswith("-")), None)
+    words = completion.completed_words()
+    chosen = next((a for a in words or arguments if not a.startswith("-")), None)
     args, run, failure = _parse(prog, commands, chosen, arguments)
     common.configure_logging(args.log_level, args.log_format)
     try:
@@ -149,6 +152,8 @@ def _parse(
             run = loaded.run
             failure = getattr(loaded, "FAILURE", 1)
             command_parser = sub
+    if completion.completed_words() is not None:
+        completion.complete(parser)
     args, unknown = parser.parse_known_args(arguments)
     if unknown:
         # Print the usage of the subcommand, not that of the whole command.

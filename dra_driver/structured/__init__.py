@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dra_driver.structured.allocator import allocate
 from dra_driver.structured.cluster import AllocationTracker, Cluster, prepare
-from dra_driver.structured.explain.folding import Folded, FoldedReason, fold
+from dra_driver.structured.explain.folding import Folded, FoldedReason, fold, seen_values
 from dra_driver.structured.groups import (
     LARGEST_GROUP,
     GroupAllocated,
@@ -130,6 +130,7 @@ __all__ = [
     "restart_of",
     "room",
     "scheduler_takes",
+    "seen_values",
     "similar_nodes",
     "suitable_devices",
     "with_rules",

@@ -17,7 +17,7 @@ from dra_driver.api.resource import Device
 from dra_driver.structured.explain.summaries import NEARNESS, largest, listed, short
 from dra_driver.structured.model.types import DeviceID, Exclusion, ExclusionReason, NodeReasons
 
-__all__ = ["Folded", "FoldedReason", "fold"]
+__all__ = ["Folded", "FoldedReason", "fold", "seen_values"]
 
 # Attributes and capacities of a selector of which the values are told, and different values of each.
 _MOST_READ: Final = 4
@@ -207,7 +207,7 @@ def _error(e: Exclusion) -> str:
 def _seen(expression: str, exclusions: Sequence[Exclusion], devices: Mapping[DeviceID, Device]) -> str:
     """Return the values that the selector read on the devices which it refused."""
     try:
-        reads = cel.compile_selector(expression).references
+        selector = cel.compile_selector(expression)
     except cel.CelCompileError:
         return ""
     views = [
@@ -217,11 +217,20 @@ def _seen(expression: str, exclusions: Sequence[Exclusion], devices: Mapping[Dev
     ]
     if not views:
         return ""
+    return f"; saw {told}" if (told := seen_values(selector, views)) else ""
+
+
+def seen_values(selector: cel.Selector, views: Sequence[cel.DeviceView]) -> str:
+    """Return what a selector reads of devices, with the values; empty if it reads no part by its name.
+
+    Of several devices each value is told with the number of those that have it, and many amounts as a range.
+    """
+    reads = selector.references
     told = [_told(name, [v.attributes for v in views], domain) for domain, name in reads.attributes]
     told += [_told(name, [v.capacity for v in views], domain) for domain, name in reads.capacity]
     if reads.driver:
         told.append(f"driver {_values([v.driver for v in views], str)}")
-    return f"; saw {'; '.join(told[:_MOST_READ])}" if told else ""
+    return "; ".join(told[:_MOST_READ])
 
 
 def _told(name: str, content: Sequence[Mapping[str, Mapping[str, object]]], domain: str) -> str:

@@ -79,3 +79,80 @@ def test_a_bad_file_is_named_and_the_status_is_2(
     assert str(file) in err
 
     assert re.search(message, err)
+
+
+SLICES = """
+apiVersion: resource.k8s.io/v1
+kind: ResourceSlice
+metadata: {name: n1}
+spec:
+  driver: gpu.example.com
+  pool: {name: n1, generation: 2, resourceSliceCount: 1}
+  nodeName: n1
+  devices:
+  - {name: a, attributes: {model: {string: H100}}, capacity: {memory: {value: 80Gi}}}
+  - {name: b, attributes: {model: {string: H100}}, capacity: {memory: {value: 80Gi}}}
+  - {name: c, capacity: {memory: {value: 24Gi}}}
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceSlice
+metadata: {name: old}
+spec:
+  driver: gpu.example.com
+  pool: {name: n1, generation: 1, resourceSliceCount: 1}
+  nodeName: n1
+  devices: [{name: gone}]
+"""
+BIG = 'device.capacity["gpu.example.com"].memory.compareTo(quantity("%s")) >= 0'
+
+
+@pytest.fixture
+def slices(tmp_path: Path) -> str:
+    path = tmp_path / "slices.yaml"
+    path.write_text(SLICES)
+    return str(path)
+
+
+def test_equal_devices_are_one_row_with_what_was_seen_and_the_cost(
+    slices: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["cel", BIG % "32Gi", "-f", slices]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("selects 2 of 3 devices; estimated cost ")
+    assert [line.split()[:4] for line in lines[2:]] == [
+        ["RESULT", "DEVICES", "SAW", "COST"],
+        ["selected", "2", "memory", "80Gi"],
+        ["not", "selected", "1", "memory"],
+    ]
+    assert main.main(["cel", BIG % "32Gi", "-f", slices, "-o", "wide"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3 + 3
+
+
+def test_no_device_and_errors_show_in_the_exit_status(
+    slices: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["cel", BIG % "1Ti", "-f", slices]) == 1
+    capsys.readouterr()
+    assert (
+        main.main(["cel", 'device.attributes["gpu.example.com"].model == "H100"', "-f", slices, "-o", "json"])
+        == 0
+    )
+    data = json.loads(capsys.readouterr().out)
+    assert [(d["device"][-1], d["selected"], d["error"]) for d in data["devices"]] == [
+        ("a", True, ""),
+        ("b", True, ""),
+        ("c", False, "no such key: model"),
+    ]
+    assert all(0 < d["cost"] <= data["costLimit"] for d in data["devices"])
+    assert main.main(["cel", "device.", "-f", slices]) == 2
+    assert "dra-driver cel: not a selector: " in capsys.readouterr().err
+    assert main.main(["cel"]) == 2
+    assert "give an EXPRESSION, or --cases FILE" in capsys.readouterr().err
+
+
+def test_a_selector_that_an_api_server_refuses_is_said_to_be(
+    slices: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nested = "device.attributes.all(a, device.attributes.all(b, device.attributes.all(c, c.contains(b + a))))"
+    assert main.main(["cel", nested, "-f", slices]) in (0, 1)
+    assert "an API server refuses it in a new object: too complex" in capsys.readouterr().out
