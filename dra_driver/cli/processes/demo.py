@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import signal
 from pathlib import Path
+from typing import Final
 
+from dra_driver.discovery import registry
 from dra_driver.discovery.simulated import profile as simulated_profile
+from dra_driver.errors import ConfigurationError
 from dra_driver.sim import assets, container_runtime
 from dra_driver.sim.demo.cluster import DEFAULT_NODES, demo_cluster
 from dra_driver.sim.demo.demo import Demo, DemoOptions
+
+DEFAULT_PORT: Final = 8090
+"""Of the page."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +40,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--keep", action="store_true", help="keep the cluster running for kubectl until Ctrl-C or SIGTERM"
     )
     parser.add_argument(
+        "--backend",
+        action="append",
+        default=[],
+        metavar="NAME[=ARG]",
+        help="a further backend of the node agents, such as your own: its devices are published and "
+        "allocated beside the simulated ones (repeatable)",
+    )
+    parser.add_argument(
+        "--web",
+        type=_port,
+        nargs="?",
+        const=DEFAULT_PORT,
+        metavar="PORT",
+        help="serve the page that shows the fleet at http://127.0.0.1:PORT/, and keep the cluster running; "
+        f"without PORT: {DEFAULT_PORT}",
+    )
+    parser.add_argument(
         "--kubeconfig", type=Path, metavar="FILE", help="where to write the kubeconfig of the cluster"
     )
     parser.add_argument(
@@ -51,6 +75,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a port from 1 to 65535")
+    return int(text)
+
+
 def run(args: argparse.Namespace) -> int:
     """Run the demo.
 
@@ -60,16 +90,34 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ConfigurationError: a flag is wrong, or there is no container runtime for ``--runtime``.
     """
+    return asyncio.run(_main(demo_options(args)))
+
+
+def demo_options(args: argparse.Namespace) -> DemoOptions:
+    """Return the options of the run.
+
+    Raises:
+        ConfigurationError: a flag is wrong, or there is no container runtime for ``--runtime``.
+    """
     if args.profile is not None:
         simulated_profile.load(args.profile)
-    options = DemoOptions(
-        cluster=demo_cluster(args.nodes, args.profile, args.kubeconfig),
+    known = registry.backend_names()
+    unknown = [spec for spec in args.backend if spec.partition("=")[0] not in known]
+    if unknown:
+        raise ConfigurationError(f"--backend {unknown[0]}: no such backend; there are {', '.join(known)}")
+    cluster = dataclasses.replace(
+        demo_cluster(args.nodes, args.profile, args.kubeconfig),
+        plugin_flags=tuple(f"--backend={spec}" for spec in args.backend),
+        controller_flags=("--web-port", str(args.web)) if args.web else (),
+    )
+    return DemoOptions(
+        cluster=cluster,
         examples=args.examples or assets.deploy_directory("examples"),
-        keep=args.keep,
+        keep=args.keep or bool(args.web),
+        web=args.web or 0,
         faults=assets.read_plan(args.faults, "--faults") if args.faults is not None else None,
         runtime=container_runtime.find_runtime() if args.runtime else None,
     )
-    return asyncio.run(_main(options))
 
 
 async def _main(options: DemoOptions) -> int:

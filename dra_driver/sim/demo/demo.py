@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -40,6 +41,7 @@ class DemoOptions:
         examples: directory of manifests.
         keep: whether the cluster runs on until a signal.
         faults: fault plan that is put in force once all devices are published.
+        web: port of the page, which the controller serves on loopback; 0: it is not served.
         runtime: runs each example's container; if None, none is run.
     """
 
@@ -47,6 +49,7 @@ class DemoOptions:
     examples: Path
     keep: bool = False
     faults: FaultPlan | None = None
+    web: int = 0
     runtime: container_runtime.ContainerRuntime | None = None
 
 
@@ -66,6 +69,11 @@ class Demo:
 
     def _say(self, text: str = "") -> None:
         print(text, file=self.out, flush=True)
+
+    def _width(self) -> int:
+        """Return the columns of the terminal, but no fewer than fit the table."""
+        columns = shutil.get_terminal_size().columns if self.out.isatty() else 0
+        return max(demo_report.WIDTH, columns)
 
     def _step(self, text: str) -> None:
         self._say(f"[{time.monotonic() - self._started:5.1f}s] {text}")
@@ -165,7 +173,7 @@ class Demo:
 
     def _report(self, cluster: EmbeddedCluster, outcomes: Sequence[Outcome]) -> bool:
         self._say()
-        self._say(demo_report.table(outcomes))
+        self._say(demo_report.table(outcomes, self._width()))
         self._say()
         findings = [f"{o.example.key}: {f}" for o in outcomes for f in example_checks.verify(o, outcomes)]
         findings += example_checks.twice_allocated(outcomes)
@@ -205,6 +213,9 @@ class Demo:
     async def _keep(self, cluster: EmbeddedCluster, good: bool) -> int:
         self._say(f"The cluster stays until Ctrl-C or SIGTERM. Its files are in {cluster.root}. Try:")
         self._say(f"    export KUBECONFIG={cluster.kubeconfig}")
+        self._say("    dra-driver status; dra-driver explain pod/unsatisfiable -n dra-examples")
+        if self.options.web:
+            self._say(f"The page: http://127.0.0.1:{self.options.web}/")
         self._say("    kubectl get nodes,resourceslices,deviceclasses")
         self._say("    kubectl get pods,resourceclaims -A -o wide")
         self._say("    kubectl -n dra-examples logs gpu-32gi")

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
+from typing import Final
 
 from dra_driver.api.resource import ResourceSlice
 from dra_driver.sim.cdi_reader import ContainerView
 from dra_driver.sim.demo.checks import attribute
 from dra_driver.sim.demo.examples import AllocatedDevice, Outcome
 
-__all__ = ["inventory", "progress", "table"]
+__all__ = ["WIDTH", "inventory", "progress", "table"]
 
 # Most devices, and most lines of a container, that are shown.
 _SHOWN = 2
+WIDTH: Final = 100
+"""Columns of the table where it is not said otherwise."""
+_LEAST: Final = 40
+_GAP: Final = "  "
 
 
 def inventory(slices: Sequence[ResourceSlice]) -> str:
@@ -37,32 +44,49 @@ def progress(outcome: Outcome) -> str:
     return f"{outcome.example.key}: {outcome.phase} on {outcome.node} with {devices or 'no device'}"
 
 
-def table(outcomes: Sequence[Outcome]) -> str:
-    """Return a table of pods, their devices, and what their containers see."""
-    header = ("EXAMPLE", "POD", "NODE", "DEVICE", "WHAT THE CONTAINER SEES")
-    rows: list[tuple[str, ...]] = []
-    source = ""
-    for outcome in outcomes:
-        sees = _sees(outcome)
-        devices = _shortened([_device(d) for d in outcome.devices], "devices") or ["-"]
-        shown = outcome.example.source.removesuffix(".yaml")
-        for i in range(max(len(devices), len(sees))):
-            first = i == 0
-            rows.append(
-                (
-                    shown if first and shown != source else "",
-                    outcome.example.key.name if first else "",
-                    (outcome.node or f"({outcome.phase})") if first else "",
-                    devices[i] if i < len(devices) else "",
-                    sees[i] if i < len(sees) else "",
-                )
-            )
-        source = shown
-    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+def table(outcomes: Sequence[Outcome], width: int = WIDTH) -> str:
+    """Return a table of pods, their devices, and what their containers see, in lines of bounded length.
+
+    Args:
+        outcomes: what became of the examples.
+        width: most columns of a line, as far as names of pods and nodes leave room for the rest.
+    """
+    header = ("EXAMPLE AND POD", "NODE", "DEVICE", "WHAT THE CONTAINER SEES")
+    named = [(_name(o), o.node or f"({o.phase})") for o in outcomes]
+    first, second = (max(len(n[i]) for n in (header, *named)) for i in (0, 1))
+    # Names of devices are shorter than what containers see.
+    room = max(_LEAST, width - first - second - 3 * len(_GAP))
+    third = min(room * 9 // 20, max((len(d) for o in outcomes for d in _devices(o)), default=0))
+    widths = (first, second, max(third, len(header[2])), room - third)
+    rows = [header]
+    for (name, node), outcome in zip(named, outcomes, strict=True):
+        devices = [part for line in _devices(outcome) for part in _wrapped(line, widths[2])]
+        sees = [part for line in _sees(outcome) for part in _wrapped(line, widths[3])]
+        rows += zip_longest([name], [node], devices, sees, fillvalue="")
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in (header, *rows)
+        _GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
+
+
+def _name(outcome: Outcome) -> str:
+    """Return the number of the example, if it has one, and the name of the pod."""
+    number = outcome.example.source.partition("-")[0]
+    return f"{number} {outcome.example.key.name}" if number.isdecimal() else outcome.example.key.name
+
+
+def _devices(outcome: Outcome) -> list[str]:
+    return _shortened([_device(d) for d in outcome.devices], "devices") or ["-"]
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    """Return a line in parts that fit a column: the value of a variable goes into a part of its own."""
+    name, is_variable, value = line.partition("=")
+    if is_variable and len(line) > width and len(name) < width:
+        return [
+            f"{name}=",
+            *(f"  {part}" for part in textwrap.wrap(value, width - 2, break_on_hyphens=False)),
+        ]
+    return textwrap.wrap(line, width, subsequent_indent="  ", break_on_hyphens=False) or [""]
 
 
 def _device(item: AllocatedDevice) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import dataclasses
@@ -22,6 +23,7 @@ import pytest
 import yaml
 
 from dra_driver.cli.main import main
+from dra_driver.cli.processes import demo as demo_command
 from dra_driver.sim import assets
 from dra_driver.sim.cluster import ClusterConfig
 from dra_driver.sim.demo.cluster import DEFAULT_NODES, demo_cluster
@@ -57,6 +59,7 @@ def started(command: list[str], **env: str) -> Iterator[subprocess.Popen[str]]:
     ("arguments", "message"),
     [
         (["--nodes", "0"], "--nodes 0: must be between 1 and 64"),
+        (["--backend", "nope=1"], "--backend nope=1: no such backend; there are "),
         (["--profile", "nope"], "simulated profile 'nope' is unknown"),
         (["--examples", "/nonexistent"], "--examples /nonexistent: a directory with"),
         (["--kubeconfig", "/nonexistent/x"], "--kubeconfig /nonexistent/x: cannot be written"),
@@ -98,6 +101,16 @@ def test_a_temporary_directory_that_is_too_long_is_named(
     assert list(long.iterdir()) == []
 
 
+def test_the_page_and_backends_of_ones_own_are_flags_of_the_processes() -> None:
+    parser = argparse.ArgumentParser()
+    demo_command.add_arguments(parser)
+    options = demo_command.demo_options(parser.parse_args(["--web", "--backend", "simulated=t4x2"]))
+    assert (options.web, options.keep) == (8090, True)
+    assert options.cluster.controller_flags == ("--web-port", "8090")
+    assert options.cluster.plugin_flags == ("--backend=simulated=t4x2",)
+    assert not demo_command.demo_options(parser.parse_args([])).keep
+
+
 def forked_demo(nodes: int = DEFAULT_NODES) -> ClusterConfig:
     """The demo's cluster, whose processes cost no imports; where the command itself runs they do."""
     return dataclasses.replace(demo_cluster(nodes), spawn=forked.spawn)
@@ -113,6 +126,8 @@ def test_the_demo_succeeds_and_prints_its_table() -> None:
     assert "WHAT THE CONTAINER SEES" in text
     assert "DRA_GPU__GPU__0_DEVICE=" in text
     assert "/dev/nvidia" in text
+    table = text[text.index("EXAMPLE AND POD") : text.index(" waits:")]
+    assert max(map(len, table.splitlines())) <= 100
     assert "dra-examples/unsatisfiable waits:" in text
     assert "nothing is left: no pod, no CDI file, no checkpoint entry, no allocation" in text
     assert text.rstrip().endswith("The demo succeeded.")

@@ -14,9 +14,9 @@ from dra_driver.api.meta import ObjectKey
 from dra_driver.api.resource import Device, DeviceRequestAllocationResult
 from dra_driver.errors import ConfigurationError
 from dra_driver.sim import assets
-from dra_driver.sim.cdi_reader import ContainerView
+from dra_driver.sim.cdi_reader import ContainerView, DeviceView
 from dra_driver.sim.demo import checks as example_checks
-from dra_driver.sim.demo import examples
+from dra_driver.sim.demo import examples, report
 from dra_driver.sim.demo.examples import AllocatedDevice, Example, Expectation, Outcome
 from dra_driver.sim.objects import RunPod
 
@@ -193,3 +193,26 @@ def test_a_directory_without_manifests_is_refused(tmp_path: Path) -> None:
     for directory in (tmp_path, tmp_path / "absent"):
         with pytest.raises(ConfigurationError, match="a directory with"):
             examples.load_manifests(directory)
+
+
+@pytest.mark.parametrize("width", [100, 160])
+def test_the_table_fits_its_width_and_loses_nothing(width: int) -> None:
+    partition = "gpu-0004-05-00-0-mig-1g-10gb-0"
+    of = outcome(device(partition, model="A100-SXM4-80GB"), name="b200-or-two-a100", node="node1")
+    of.example = dataclasses.replace(of.example, source="06-h100-or-two-a100")
+    identity = f"MIG-{'0123456789' * 4}"
+    nodes = [f"/dev/nvidia{i}" for i in range(3)]
+    view = ContainerView(env={"DRA_GPU__PART__0_DEVICE": identity})
+    view.devices = [DeviceView(path, path, "c", 1, i, "rw") for i, path in enumerate(nodes)]
+    of.containers = {"main": view}
+    waiting = outcome(phase="Pending", name="waits", node="")
+    text = report.table([of, waiting], width)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= width
+    assert lines[0].split()[:3] == ["EXAMPLE", "AND", "POD"]
+    assert lines[1].startswith("06 b200-or-two-a100  node1      gpu-0004-05-00-0-")
+    assert lines[-1].split() == ["waits", "(Pending)", "-", "-"]
+    whole = "".join(text.split())
+    for word in (*nodes, "A100-SXM4-80GB", "40Gi"):
+        assert word in whole
+    assert all(part in whole for part in ("DRA_GPU__PART__0_DEVICE", "MIG-0123"))
