@@ -11,6 +11,8 @@ from typing import TextIO, cast
 
 import structlog
 
+from dra_driver.cli.display.report import Table, plain
+
 __all__ = [
     "add_cluster_arguments",
     "add_driver_root_arguments",
@@ -169,9 +171,5 @@ def format_data(data: object, form: str) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return a table with aligned columns, three spaces between them, no trailing blanks."""
-    cells = [[str(c) for c in row] for row in (header, *rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    return "\n".join(
-        "   ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in cells
-    )
+    """Return a table with aligned columns and three spaces between them, for pipes and terminals alike."""
+    return plain([[Table(header, rows)]])

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 
 from controller.allocate.plans import ClusterBuilder, plan_data
 from dra_driver.cli import common
+from dra_driver.cli.display.progress import Progress
+from dra_driver.cli.display.report import printable
 from dra_driver.cli.planning import flags, inputs, output
 from dra_driver.cli.planning.inputs import Objects
 from dra_driver.cli.planning.workloads import Questions
@@ -91,7 +93,8 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ConfigurationError: with everything that is wrong with the input.
     """
-    progress, done = _progress()
+    line = Progress()
+    progress, done = line.show, line.clear
     # What is read stays until the end: to look for garbage in it would take a third of the time.
     gc.disable()
     try:
@@ -130,9 +133,9 @@ def _run(args: argparse.Namespace, progress: Callable[[str], None], done: Callab
         shown = _plans(args, cluster, workloads, templates, seconds, clock, progress)
     done()
     for note in dict.fromkeys(notes):
-        print(f"note: {note}", file=sys.stderr)
+        print(f"note: {printable(note)}", file=sys.stderr)
     if args.output == "table":
-        print("\n\n".join(output.text_of(plan, cluster) for plan, cluster in shown))
+        print(printable("\n\n".join(output.text_of(plan, cluster) for plan, cluster in shown)))
     else:
         data = {"plans": [plan_data(plan, cluster) for plan, cluster in shown], "notes": notes}
         common.print_data(data, args.output)
@@ -333,25 +336,3 @@ def _templates(
 
 
 # --- progress -----------------------------------------------------------------------------------------------
-
-
-def _progress() -> tuple[Callable[[str], None], Callable[[], None]]:
-    """Return what shows progress on a terminal, a few times a second, and what removes it."""
-    stream = sys.stderr
-    if not stream.isatty():
-        return (lambda _: None), (lambda: None)
-    last = [0.0]
-
-    def show(text: str) -> None:
-        now = time.monotonic()
-        if now - last[0] >= 0.2:
-            last[0] = now
-            stream.write(f"\r\x1b[K… {text}")
-            stream.flush()
-
-    def clear() -> None:
-        if last[0]:
-            stream.write("\r\x1b[K")
-            stream.flush()
-
-    return show, clear

@@ -63,12 +63,14 @@ class Lister:
     """Implements ``Source`` by one list for each kind.
 
     Attributes:
+        reading: what is being read, for people.
         notes: what the answers lack, for people.
         read: what was read, with the namespace, or an empty text for the whole cluster.
     """
 
     def __init__(self, client: KubeClient) -> None:
         self._client = client
+        self.reading = ""
         self.notes: list[str] = []
         self.read: Read = {}
 
@@ -111,6 +113,7 @@ class Lister:
         raise Forbidden(text, code=_DENIED, reason="Forbidden") from denied
 
     async def _list(self, resource: Resource[T], namespace: str, fields: str) -> tuple[T, ...]:
+        self.reading = f"{resource.plural} of {namespace or 'the cluster'}"
         items = (await self._client.list(resource, namespace, field_selector=fields)).items
         self.read[resource.plural, fields] = resource, namespace
         return items

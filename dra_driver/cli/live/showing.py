@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeAlias
 
-from dra_driver.cli.display.report import Report, plain
+from dra_driver.cli.display.progress import AFTER, Progress
+from dra_driver.cli.display.report import Report, plain, printable
 from dra_driver.cli.display.terminal import is_terminal, print_report
 from dra_driver.cli.live.reading import Informers, Lister, Source
 from dra_driver.ports import KubeClient
@@ -64,9 +66,10 @@ async def show(
     While watching, informers keep up with the cluster; they report on stderr that the API server is away.
     """
     lister = Lister(client)
-    shown = await look(lister)
+    async with _progress(lister):
+        shown = await look(lister)
     for note in lister.notes:
-        print(f"warning: {note}", file=sys.stderr)
+        print(f"warning: {printable(note)}", file=sys.stderr)
     print_shown(shown, clear=args.watch)
     if not args.watch:
         return
@@ -82,6 +85,24 @@ async def show(
                 print_shown(shown, clear=True)
             await source.changed()
             await asyncio.sleep(args.interval)
+
+
+@contextlib.asynccontextmanager
+async def _progress(lister: Lister) -> AsyncIterator[None]:
+    """Say what is being read, if that takes long."""
+    line = Progress()
+
+    async def tick() -> None:
+        while True:
+            await asyncio.sleep(AFTER / 4)
+            line.show(f"reading {lister.reading}")
+
+    task = asyncio.get_running_loop().create_task(tick())
+    try:
+        yield
+    finally:
+        task.cancel()
+        line.clear()
 
 
 def _text(shown: Shown) -> str:

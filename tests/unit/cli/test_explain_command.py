@@ -13,6 +13,7 @@ from dra_driver.api import codec
 from dra_driver.api.core import Pod
 from dra_driver.api.resource import DeviceClass, ResourceClaim, ResourceSlice
 from dra_driver.cli.allocator.manifests import Manifests
+from dra_driver.cli.display.progress import Progress
 from dra_driver.cli.display.report import Cell, Line, Report, Table, plain
 from dra_driver.cli.display.terminal import rendered
 from dra_driver.cli.explain import explained
@@ -142,6 +143,24 @@ def test_colours_are_left_out_where_nobody_wants_them() -> None:
     assert "\x1b[31m" in on_terminal(REPORT, 80, {"TERM": "xterm"})
     assert "\x1b[3" not in on_terminal(REPORT, 80, {"TERM": "xterm", "NO_COLOR": "1"})
     assert "\x1b" not in plain(REPORT)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_what_takes_longer_than_a_second_is_said_on_a_terminal() -> None:
+    seconds = iter((0.0, 0.5, 1.1, 1.2, 1.5))
+    terminal = Terminal()
+    line = Progress(terminal, lambda: next(seconds))
+    for text in ("early", "first", "too soon", "second\x1b[2J"):
+        line.show(text)
+    line.clear()
+    assert terminal.getvalue() == "\r\x1b[K… first\r\x1b[K… second\\x1b[2J\r\x1b[K"
+    pipe = io.StringIO()
+    Progress(pipe, lambda: 9.0).show("never")
+    assert pipe.getvalue() == ""
 
 
 def test_control_characters_of_others_do_not_reach_the_terminal() -> None:
