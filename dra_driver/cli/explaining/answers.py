@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from dra_driver.api import codec
 from dra_driver.api.core import Pod
+from dra_driver.api.names import TOPOLOGY_ANNOTATION
 from dra_driver.api.resource import Device, ResourceClaim
 from dra_driver.cli.allocator.manifests import Manifests, plain_outcome
 from dra_driver.cli.display.report import Block, Cell, Line, Report, Table
@@ -74,13 +76,26 @@ def answers(
     snapshot, users = manifests.snapshot(), manifests.users()
     devices = _devices(manifests)
     found = []
+    # Of a Deployment's hundred claims one is asked about, because a refusal takes seconds in a large fleet.
+    refused: dict[object, tuple[DoesNotFit, Folded]] = {}
     for claim in claims:
+        same = claim.status.allocation is None and refused.get(_asked(claim))
+        if same:
+            found.append(Answer(claim, same[0], users.get(claim.key, ()), same[1]))
+            continue
         outcome = allocate(snapshot, [claim], ignore_taint=is_controller_taint, policy=policy)
         folded = None
         if isinstance(outcome, DoesNotFit):
             folded = fold(outcome.reasons, devices, all_drivers=all_drivers)
+            if claim.status.allocation is None:
+                refused[_asked(claim)] = outcome, folded
         found.append(Answer(claim, outcome, users.get(claim.key, ()), folded))
     return found
+
+
+def _asked(claim: ResourceClaim) -> object:
+    """Return a key that is equal for claims that ask for the same."""
+    return codec.encode(claim.spec), (claim.metadata.annotations or {}).get(TOPOLOGY_ANNOTATION)
 
 
 def _devices(manifests: Manifests) -> Mapping[DeviceID, Device]:

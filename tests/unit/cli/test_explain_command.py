@@ -8,6 +8,7 @@ import json
 import builders
 import pytest
 import rich.console
+import work_counter
 
 from dra_driver.api import codec
 from dra_driver.api.core import Pod
@@ -17,6 +18,7 @@ from dra_driver.cli.display.progress import Progress
 from dra_driver.cli.display.report import Cell, Line, Report, Table, plain
 from dra_driver.cli.display.terminal import rendered
 from dra_driver.cli.explain import explained
+from dra_driver.cli.explaining.answers import answers
 from dra_driver.cli.explaining.targets import parse_target
 from dra_driver.cli.main import main
 from dra_driver.errors import InvalidInput
@@ -178,3 +180,14 @@ def test_claims_of_a_pod_that_are_not_there_yet_are_named() -> None:
     text = str(explained(manifests, [parse_target("pod/p"), parse_target("pod/q")], "ns"))
     assert "pod ns/p\nclaim c0: not there yet" in text
     assert "pod ns/q\nuses no ResourceClaim" in text
+
+
+def test_claims_that_ask_for_the_same_are_asked_about_once() -> None:
+    def work(*sizes: str) -> int:
+        manifests = fleet(*(asking(f"huge{i}", size) for i, size in enumerate(sizes)))
+        return work_counter.calls(lambda: answers(manifests, manifests.claims))
+
+    work("1000Gi")  # what is compiled and imported once
+    different = work(*(f"{size}Gi" for size in range(1000, 1020)))
+    same = work(*["1000Gi"] * 20)
+    assert same < different / 4, (same, different)
