@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -133,7 +134,8 @@ def configure_logging(level: str, form: str) -> None:
         if form == "json"
         # By default tracebacks show the values of variables, where the package rich is installed.
         else structlog.dev.ConsoleRenderer(
-            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+            colors=sys.stderr.isatty() and not os.environ.get("NO_COLOR"),
+            exception_formatter=structlog.dev.plain_traceback,
         )
     )
     processors: list[structlog.typing.Processor] = [

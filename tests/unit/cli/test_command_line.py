@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -9,8 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import structlog
 
 import dra_driver
+from dra_driver.cli.common import configure_logging
 from dra_driver.cli.main import kubectl_dra, main
 
 PROGRAM = Path(sys.executable).parent / "dra-driver"
@@ -48,6 +52,23 @@ def test_commands_and_flags_of_the_chosen_command_are_completed(tmp_path: Path) 
     assert {"explain", "status"} <= set(completions("dra-driver ", tmp_path))
     assert completions("dra-driver explain --all-d", tmp_path) == ["--all-drivers"]
     assert completions("dra-driver status --by mo", tmp_path) == ["model"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("no_color", "colours"), [("", True), ("1", False)])
+def test_logs_have_colours_on_terminals_unless_nobody_wants_them(
+    no_color: str, colours: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", no_color)
+    with contextlib.redirect_stderr(Terminal()) as terminal:
+        configure_logging("info", "console")
+        structlog.get_logger().info("here")
+    assert "here" in terminal.getvalue()
+    assert ("\x1b" in terminal.getvalue()) is colours
 
 
 @pytest.mark.parametrize("command", ["explain", "status", "cel"])

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from dra_driver.errors import ConfigurationError
-from dra_driver.kube.http import plain
+from dra_driver.kube.http import config, plain
 
 
 def content(cluster: dict[str, Any] | None = None, user: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -96,6 +96,28 @@ def test_what_is_not_plain_is_left_to_the_library(
 def test_a_token_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="absent: No such file"):
         plain.from_file(tmp_path / "config", content(user={"tokenFile": "absent"}))
+
+
+@pytest.mark.parametrize(("context", "wanted"), [("", "team"), ("other", "default"), ("third", "default")])
+def test_the_namespace_is_that_of_the_context(tmp_path: Path, context: str, wanted: str) -> None:
+    contents = {
+        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}],
+        "contexts": [
+            {"name": "mine", "context": {"cluster": "c", "user": "", "namespace": "team"}},
+            {"name": "other", "context": {"cluster": "c", "user": ""}},
+            {"name": "third", "context": {"cluster": "c", "user": "", "namespace": ["odd"]}},
+        ],
+        "current-context": "mine",
+    }
+    path = tmp_path / "config"
+    path.write_text(yaml.safe_dump(contents))
+    assert asyncio.run(config.connect(path, context)).namespace == wanted
+
+
+def test_the_namespace_of_a_pod_is_read(tmp_path: Path) -> None:
+    assert plain.service_account_namespace(tmp_path) == "default"
+    (tmp_path / "namespace").write_text("team\n")
+    assert plain.service_account_namespace(tmp_path) == "team"
 
 
 def test_a_service_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
