@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import posixpath
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
+import msgspec
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from dra_driver.api.own.inventory import DeviceInventory
+from dra_driver.api.own.policy import DevicePolicy
 from dra_driver.cli import common
 from dra_driver.cli.main import COMMANDS
 
@@ -38,6 +42,7 @@ PAGES = {
     "deploy/workloads/README.md": "workloads/index.md",
 }
 
+OBJECTS: dict[str, type[msgspec.Struct]] = {"DevicePolicy": DevicePolicy, "DeviceInventory": DeviceInventory}
 # Our kinds, and where it is said what they are for.
 KINDS = {
     "DevicePolicy": "What they do together: [DevicePolicy](../device-policy.md).",
@@ -233,11 +238,43 @@ def fields_of(kind: str, words: str) -> Iterator[str]:
     )
     for part in ("spec", "status"):
         if part in schema["properties"]:
-            rows = list(_fields(schema["properties"][part], ""))
+            said = dict(_meanings(OBJECTS[kind], ""))
+            rows = [
+                (path, *rest, meaning or said.get(f"{part}.{path.strip('`')}", ""))
+                for path, *rest, meaning in _fields(schema["properties"][part], "")
+            ]
             yield f"\n## {part}\n\n" + _table((f"field of `{part}`", "type", "allowed", "meaning"), rows)
     rules = [r["message"] for r in _rules(schema)]
     if rules:
         yield "\n## Rules\n\nBeyond that the API server refuses:\n\n" + "".join(f"* {m}\n" for m in rules)
+
+
+def _meanings(struct: type[msgspec.Struct], prefix: str) -> Iterator[tuple[str, str]]:
+    """Path of each field on the wire, and what the docstring of its struct says of it."""
+    said = _attributes(struct.__doc__ or "")
+    hints = get_type_hints(struct)
+    for name, wire in zip(struct.__struct_fields__, struct.__struct_encode_fields__, strict=True):
+        yield f"{prefix}{wire}", said.get(name, "")
+        for inner, suffix in _inside(hints[name], "."):
+            yield from _meanings(inner, f"{prefix}{wire}{suffix}")
+
+
+def _inside(hint: Any, suffix: str) -> Iterator[tuple[type[msgspec.Struct], str]]:
+    """Structs in a type: of a list, of a map, or the type itself."""
+    origin = get_origin(hint)
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        yield hint, suffix
+    elif origin is not None:
+        within = {tuple: "[].", Mapping: ".<name>."}.get(origin, suffix)
+        for argument in get_args(hint):
+            yield from _inside(argument, within)
+
+
+def _attributes(docstring: str) -> dict[str, str]:
+    """Name → text, of the section ``Attributes`` of a docstring."""
+    section = inspect.cleandoc(docstring).partition("\nAttributes:\n")[2]
+    found = re.findall(r"(?m)^    (\w+): (.*(?:\n        .*)*)", section)
+    return {name: _sentence(" ".join(text.split())).replace("``", "`") for name, text in found}
 
 
 def _plural(kind: str) -> str:

@@ -56,7 +56,12 @@ NODE_PUBLISHES = "node"
 
 
 class PartitionPlacement(Wire, frozen=True, kw_only=True):
-    """Place where a partition can sit, in memory slices of the device."""
+    """Place where a partition can sit.
+
+    Attributes:
+        start: first memory slice of the device that it takes.
+        size: memory slices that it takes.
+    """
 
     start: int
     size: int
@@ -117,7 +122,13 @@ class DeviceHealth(Wire, frozen=True, kw_only=True):
 
 
 class InventoryDevice(Wire, frozen=True, kw_only=True):
-    """One physical device. Attribute and capacity names are those of the ResourceSlice."""
+    """One physical device.
+
+    Attributes:
+        name: as in the ResourceSlice; made of the PCI address where there is one.
+        attributes: by the names of the ResourceSlice.
+        capacity: by the names of the ResourceSlice.
+    """
 
     name: str
     attributes: Mapping[str, DeviceAttribute] = msgspec.field(default_factory=dict)
@@ -136,6 +147,9 @@ class DeviceInventorySpec(Wire, frozen=True, kw_only=True):
     """Devices that the plugin found on its node.
 
     Attributes:
+        node_name: the node whose devices they are; it owns the object.
+        driver: name of the driver, as in ResourceSlices.
+        devices: all of them, also those that are not published.
         truncated: number of devices that were left out because the object would have grown beyond what the
             API server stores; 0 where everything is there.
         publisher: ``node`` where the plugin publishes the slices itself; empty: the controller does.
@@ -154,6 +168,10 @@ class Registration(Wire, frozen=True, kw_only=True):
     ``epoch`` grows whenever the kubelet confirms a registration, and whenever the plugin is registered and
     sees that the slices published for the present epoch are gone. The controller creates slices once per
     epoch, never without ``registered``.
+
+    Attributes:
+        registered: whether the kubelet knows the plugin.
+        epoch: how often slices were asked for.
     """
 
     registered: bool = False
@@ -218,7 +236,11 @@ class BackendProblem(Wire, frozen=True, kw_only=True):
 
 
 class Discovery(Wire, frozen=True, kw_only=True):
-    """Written by the plugin: the backends that are in trouble."""
+    """Written by the plugin: the backends that are in trouble.
+
+    Attributes:
+        problems: one for each of them.
+    """
 
     problems: tuple[BackendProblem, ...] = ()
 
@@ -227,6 +249,10 @@ class Activity(Wire, frozen=True, kw_only=True):
     """Written by the plugin: devices on which something runs, and devices on which nothing does.
 
     A device in neither reports no utilisation, or not for long enough. Changes are a minute or more apart.
+
+    Attributes:
+        busy: names of devices on which something runs.
+        idle: names of devices on which nothing runs.
     """
 
     busy: tuple[str, ...] = ()
@@ -237,6 +263,9 @@ class DeviceInventoryStatus(Wire, frozen=True, kw_only=True):
     """``publication`` and ``conditions`` belong to the publisher of the slices, the rest to the plugin.
 
     One condition is the plugin's: ``Discovered``, which is there once a backend has been in trouble.
+
+    Attributes:
+        conditions: ``Published`` of the publisher, ``Discovered`` of the plugin.
     """
 
     registration: Registration = Registration()

@@ -75,7 +75,13 @@ class PartitionPolicy(Wire, frozen=True, kw_only=True):
 
 
 class HealthPolicy(Wire, frozen=True, kw_only=True):
-    """Severity of a health entry → effect of the taint: None, NoSchedule, NoExecute; empty: no taint."""
+    """Severity of a health entry → effect of the taint: None, NoSchedule, NoExecute; empty: no taint.
+
+    Attributes:
+        info: of entries that are only shown.
+        degraded: of entries that keep new pods away.
+        failed: of entries that evict pods.
+    """
 
     info: str = ""
     degraded: str = "NoSchedule"
