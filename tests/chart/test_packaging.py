@@ -191,19 +191,17 @@ def test_everything_that_the_image_copies_is_there_and_not_ignored() -> None:
 
 
 def test_locks_have_hashes_and_no_addresses() -> None:
-    for name in (
-        "requirements.txt",
-        "build-requirements.txt",
-        "sbom-requirements.txt",
-        "release-requirements.txt",
-    ):
-        text = (ROOT / "deploy" / name).read_text()
-        assert "://" not in text, name
+    locks = [ROOT / "constraints.txt", ROOT / "docs" / "requirements.txt"]
+    locks += sorted((ROOT / "deploy").glob("*requirements.txt"))
+    assert len(locks) == 6
+    for path in locks:
+        name, text = path.name, path.read_text()
+        assert "://" not in text, path
         for block in re.split(r"(?m)^(?=[a-z0-9])", text):
             if "==" in block:
                 assert "--hash=sha256:" in block, f"{name}: {block.splitlines()[0]}"
     lock = json.loads((ROOT / "deploy" / "helm" / "package-lock.json").read_text())
-    for path, package in lock["packages"].items():
-        if path:
-            assert package["integrity"].startswith("sha512-"), path
-            assert "resolved" not in package, path
+    for place, package in lock["packages"].items():
+        if place:
+            assert package["integrity"].startswith("sha512-"), place
+            assert "resolved" not in package, place
