@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 from types import ModuleType
@@ -92,6 +94,14 @@ def test_the_released_chart_installs_the_published_image(release: ModuleType, tm
         yaml.safe_load(path.read_text())["metadata"]["name"]
         for path in (PROJECT / "deploy" / "manifests" / "crds").glob("*.yaml")
     }
+
+
+def test_the_page_on_the_index_has_no_links_into_the_repository() -> None:
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    page = (PROJECT / project["readme"]).read_text()
+    assert re.findall(r"\]\((?!https:)", page) == []
+    versions = [c.rpartition(" ")[2] for c in project["classifiers"] if re.search(r":: 3\.\d+$", c)]
+    assert f"Python {versions[0]} to {versions[-1]}" in page
 
 
 def test_names_beside_the_package_are_found(release: ModuleType, tmp_path: Path) -> None:
