@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from dra_driver.api.meta import Resource, WireObject
-from dra_driver.api.watch import ObjectList, WatchEvent
+from dra_driver.api.server.watch import ObjectList, WatchEvent
 from dra_driver.hardware import DeviceSample, DiscoveredDevice, GpuInstance, HealthEvent
 
 __all__ = [

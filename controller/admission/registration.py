@@ -22,12 +22,6 @@ from controller.admission.config import OBJECT_NAME, TIMEOUT_SECONDS, AdmissionC
 from controller.admission.keeper import CertificateKeeper
 from controller.admission.pki import Material
 from controller.admission.review import VERSIONS
-from dra_driver.api.admission import (
-    ADMISSION_GROUP,
-    MUTATING_WEBHOOKS,
-    VALIDATING_WEBHOOKS,
-    WebhookConfiguration,
-)
 from dra_driver.api.meta import Resource
 from dra_driver.api.names import (
     ALLOCATION_GATE,
@@ -37,6 +31,12 @@ from dra_driver.api.names import (
     GROUP_MIN_LABEL,
     GROUP_SIZE_LABEL,
     GROUP_SOME_RUN_ANNOTATION,
+)
+from dra_driver.api.server.admission import (
+    ADMISSION_GROUP,
+    MUTATING_WEBHOOKS,
+    VALIDATING_WEBHOOKS,
+    WebhookConfiguration,
 )
 from dra_driver.errors import DraError, NotFound
 from dra_driver.kube import Backoff

@@ -19,7 +19,8 @@ from typing import Final
 import msgspec
 
 from dra_driver.api import names
-from dra_driver.api.admission import (
+from dra_driver.api.own.parameters import KernelDriver, decode_parameters
+from dra_driver.api.server.admission import (
     AdmissionCause,
     AdmissionDetails,
     AdmissionRequest,
@@ -28,7 +29,6 @@ from dra_driver.api.admission import (
     AdmissionStatus,
     GroupVersionKind,
 )
-from dra_driver.api.own.parameters import KernelDriver, decode_parameters
 from dra_driver.errors import DecodeError, InvalidParameters
 from dra_driver.resourceclaim import ObjectRequests, capacity_advice, dropped_capacity
 from dra_driver.structured import group_findings

@@ -19,7 +19,7 @@ from controller.admission.pki import Material
 from controller.admission.registration import GATE_PATH, VALIDATE_PATH, Registration
 from controller.admission.review import Judgement, gate, judge, read_review, write_review
 from controller.observe.metrics import Metrics
-from dra_driver.api.admission import AdmissionRequest
+from dra_driver.api.server.admission import AdmissionRequest
 from dra_driver.errors import DecodeError
 from dra_driver.ports import Clock, KubeClient
 from dra_driver.serving import Limits, Port, serve

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from controller.observe.tracing import span
 from dra_driver.api.meta import Resource, WireObject
-from dra_driver.api.watch import WatchEvent
+from dra_driver.api.server.watch import WatchEvent
 from dra_driver.errors import ApiError, ApiUnavailable
 from dra_driver.fleet import ShapeCount
 from dra_driver.kube import Call, DelegatingClient

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 from dra_driver.api.core import PODS
 from dra_driver.api.meta import Resource, WireObject
-from dra_driver.api.watch import ObjectList, WatchEvent
+from dra_driver.api.server.watch import ObjectList, WatchEvent
 from dra_driver.ports import KubeClient
 
 __all__ = ["Call", "DelegatingClient"]

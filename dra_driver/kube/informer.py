@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 import structlog
 
 from dra_driver.api.meta import ObjectKey, Resource, WireObject
-from dra_driver.api.watch import WatchEventType
+from dra_driver.api.server.watch import WatchEventType
 from dra_driver.errors import ApiError, ApiUnavailable, DraError, Forbidden, Gone, NotFound
 from dra_driver.kube.backoff import Backoff
 from dra_driver.ports import KubeClient

@@ -26,7 +26,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from dra_driver.api import codec
-from dra_driver.api.reviews import (
+from dra_driver.api.server.reviews import (
     SUBJECT_ACCESS_REVIEWS,
     TOKEN_REVIEWS,
     NonResourceAttributes,

@@ -18,11 +18,11 @@ from real_apiserver import ADMIN, RealApiServer, real_apiserver
 
 from controller.admission import AdmissionConfig, AdmissionServer
 from controller.observe.metrics import Metrics
-from dra_driver.api.admission import MUTATING_WEBHOOKS, VALIDATING_WEBHOOKS
 from dra_driver.api.core import SECRETS
 from dra_driver.api.meta import DriverName
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.api.resource import RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
+from dra_driver.api.server.admission import MUTATING_WEBHOOKS, VALIDATING_WEBHOOKS
 from dra_driver.cli.capacity import object_notes, server_notes
 from dra_driver.kube import KubeApi, SystemClock
 from dra_driver.kube.features import keeps_capacity, probe_features

@@ -21,7 +21,7 @@ from manifest_files import documents
 from dra_driver.api import codec
 from dra_driver.api.core import PODS
 from dra_driver.api.meta import Resource, WireObject
-from dra_driver.api.watch import ObjectList, WatchEvent, WatchEventType
+from dra_driver.api.server.watch import ObjectList, WatchEvent, WatchEventType
 from dra_driver.errors import ApiUnavailable
 from dra_driver.kube.http import status
 from dra_driver.sim.apiserver.http.listing import list_page

@@ -11,7 +11,7 @@ import structlog
 
 from dra_driver.api import codec
 from dra_driver.api.meta import ObjectMeta, Resource, WireObject
-from dra_driver.api.watch import WatchEvent, WatchEventType
+from dra_driver.api.server.watch import WatchEvent, WatchEventType
 from dra_driver.errors import (
     ApiUnavailable,
     DecodeError,

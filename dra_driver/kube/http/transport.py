@@ -19,7 +19,7 @@ import dra_driver
 from dra_driver.api import codec
 from dra_driver.api.core import PODS
 from dra_driver.api.meta import Resource, WireObject
-from dra_driver.api.watch import ObjectList, WatchEvent
+from dra_driver.api.server.watch import ObjectList, WatchEvent
 from dra_driver.errors import (
     ApiError,
     ApiUnavailable,

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 from dra_driver.api.meta import Resource, WireObject
+from dra_driver.api.server.watch import WatchEvent
 from dra_driver.api.storage import STORAGE_RESOURCES
-from dra_driver.api.watch import WatchEvent
 from dra_driver.errors import Forbidden
 from dra_driver.kube.delegating import Call, DelegatingClient
 

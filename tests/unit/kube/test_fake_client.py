@@ -12,7 +12,7 @@ from fake_client import Call, FakeClient, unreachable
 from dra_driver.api.core import NODES, PODS
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES
 from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES
-from dra_driver.api.watch import WatchEventType
+from dra_driver.api.server.watch import WatchEventType
 from dra_driver.errors import ApiUnavailable, Conflict, Gone, Invalid, NotFound
 
 CREATED = Call("create", "ResourceSlice", "n1-gpu.example.com", "")

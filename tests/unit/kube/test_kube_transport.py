@@ -16,7 +16,7 @@ from aiohttp import web
 from dra_driver.api.core import NODES, PODS
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES, DeviceInventory
 from dra_driver.api.resource import RESOURCE_CLAIMS
-from dra_driver.api.watch import WatchEvent, WatchEventType
+from dra_driver.api.server.watch import WatchEvent, WatchEventType
 from dra_driver.errors import (
     ApiError,
     ApiUnavailable,

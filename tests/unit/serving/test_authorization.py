@@ -11,7 +11,7 @@ import virtual_time
 from aiohttp import web
 
 from dra_driver.api import codec
-from dra_driver.api.reviews import SUBJECT_ACCESS_REVIEWS, TOKEN_REVIEWS
+from dra_driver.api.server.reviews import SUBJECT_ACCESS_REVIEWS, TOKEN_REVIEWS
 from dra_driver.errors import ApiUnavailable
 from dra_driver.ports import KubeClient
 from dra_driver.serving import Authorizer, Limits, Port, protected, serve

@@ -22,8 +22,8 @@ from controller.admission.keeper import CertificateKeeper
 from controller.admission.pki import CA_LIFE, CA_RENEW, Material, renewed
 from controller.config import ControllerConfig
 from controller.observe.metrics import Metrics
-from dra_driver.api.admission import MUTATING_WEBHOOKS, VALIDATING_WEBHOOKS
 from dra_driver.api.core import SECRETS
+from dra_driver.api.server.admission import MUTATING_WEBHOOKS, VALIDATING_WEBHOOKS
 from dra_driver.errors import ConfigurationError
 from dra_driver.kube import KubeApi
 from dra_driver.sim import assets

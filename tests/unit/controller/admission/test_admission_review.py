@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.admission.review import Judgement, gate, judge, read_review, write_review
-from dra_driver.api.admission import AdmissionRequest
 from dra_driver.api.names import (
     ALLOCATION_GATE,
     GROUP_BY_ANNOTATION,
@@ -21,6 +20,7 @@ from dra_driver.api.names import (
     GROUP_MIN_LABEL,
     GROUP_SIZE_LABEL,
 )
+from dra_driver.api.server.admission import AdmissionRequest
 from dra_driver.errors import DecodeError
 
 OURS, OTHER = "gpu.dra-driver.dev", "gpu.example.com"
