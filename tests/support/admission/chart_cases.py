@@ -96,6 +96,7 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "no-crds", {"crds": {"install": False}}
     for name in ("own", "nvidia", "none"):
         yield f"node-labels-{name}", {"controller": {"nodeLabels": name}}
+    yield "not-in-view", {"aggregateToView": False}
     yield "no-group-labels", {"controller": {"groupLabels": []}}
     yield (
         "other-driver",
