@@ -15,7 +15,7 @@ pytestmark = pytest.mark.sim
 CASES = recorded_cases.load_cases()
 # Cases take a second or two each, mostly waiting: several worlds play at the same time.
 WORLDS = 8
-# Some recordings caught a state in passing, which a busy machine can miss.
+# The recordings depend on how fast the real programs were, and a busy machine is slower.
 ATTEMPTS = 4
 LEFT_OUT = {
     "alloc/allocated-node-does-not-fit-cpu-two-nodes": "a Ready node is tainted, nothing recorded says why",
