@@ -63,7 +63,8 @@ async def world() -> AsyncIterator[str]:
         works: list[Coroutine[Any, Any, None]] = [
             ClaimController(api).run(),
             GarbageCollector(api).run(),
-            TaintEviction(api, delay=0.3).run(),
+            # Longer than a busy machine takes to start a pod, which was recorded as running when evicted.
+            TaintEviction(api, delay=1.5).run(),
             Scheduler(api, name="api-scheduler", backoff=0.7).run(),
             kubelet.run(),
         ]
