@@ -359,7 +359,11 @@ class PluginManager:
             if pending is not None:
                 self._wipes.pop(driver).cancel()
         elif pending is None:
-            self._wipes[driver] = group.create_task(self._wipe_later(driver))
+            wiping = self._wipe_later(driver)
+            try:
+                self._wipes[driver] = group.create_task(wiping)
+            except RuntimeError:  # the kubelet is ending, and takes no more tasks
+                wiping.close()
 
     async def _wipe_later(self, driver: str) -> None:
         await asyncio.sleep(self.settings.wipe_delay)
