@@ -22,7 +22,12 @@ pytestmark = [pytest.mark.sim, pytest.mark.long]
 PROGRAMS = Path(sys.executable).parent
 SECONDS = 60.0
 # What the pages write for what every reader has of his own.
-PLACEHOLDERS = {"NODE": "node1", "NS": "dra-examples", "POD": "-n dra-examples gpu-32gi"}
+PLACEHOLDERS = {
+    "NODE": "node1",
+    "NS": "dra-examples",
+    "POD": "-n dra-examples gpu-32gi",
+    "pod/POD": "pod/gpu-32gi",
+}
 # A refusal, or a machine without GPUs, is an answer too.
 ANSWERS = {"dra-driver devices", "dra-driver explain", "dra-driver cdi", "kubectl dra"}
 
