@@ -125,7 +125,14 @@ def test_claims_of_another_driver_are_left_to_kube_scheduler(
 ) -> None:
     async def pods(f: Follower) -> None:
         theirs = {"fpga": {"resourceClaimTemplateName": "fpga"}}
-        both = {"gpu": {"resourceClaimTemplateName": "gpu"}, **theirs}
+        # One claim by name: where its cache lags, the controller-manager of 1.34 to 1.36 removes the entries
+        # of templates from a pod's status in turn, and a pod with two of them waits (kubernetes#138407).
+        both = {"gpu": {"resourceClaimTemplateName": "gpu"}, "fpga": {"resourceClaimName": "fpga"}}
+        spec = template_body("fpga", f.namespace, scenarios.OTHER_DRIVER)["spec"]["spec"]
+        spec["devices"]["requests"][0]["name"] = "fpga"
+        meta = {"name": "fpga", "namespace": f.namespace}
+        kind = {"apiVersion": RESOURCE_CLAIMS.api_version, "kind": RESOURCE_CLAIMS.kind}
+        await scenarios.create(cluster.api, RESOURCE_CLAIMS, {**kind, "metadata": meta, "spec": spec})
         for name, claims in (("theirs", theirs), ("both", both)):
             await f.create(pod_body(f"{name}-{f.namespace}", f.namespace, IMAGE, claims=claims))
         await f.until("bound", seconds=120)
