@@ -9,7 +9,7 @@ are served first.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from controller.allocate.decide import Rank, rank_of
@@ -157,6 +157,21 @@ class PendingPods:
         for alike in self._alike.values():
             first = alike.first()
             yield alike.group or first, first.key
+
+    def first_of_namespaces(self, may: Callable[[ObjectKey], bool]) -> Iterator[tuple[Rank, ObjectKey]]:
+        """Yield the first pod of each signature in each namespace with the rank that counts for it.
+
+        Args:
+            may: returns whether a pod counts: one that does not hides none behind it.
+        """
+        for alike in self._alike.values():
+            first: dict[str, Rank] = {}
+            for rank in alike.ranks.values():
+                known = first.get(rank.key.namespace)
+                if (known is None or rank < known) and may(rank.key):
+                    first[rank.key.namespace] = rank
+            for rank in first.values():
+                yield alike.group or rank, rank.key
 
     def for_new_nodes(self) -> Iterator[tuple[bytes, Rank | None, Rank]]:
         """Yield signature, rank of the group and own rank of each pod that another node might serve."""

@@ -1,4 +1,4 @@
-"""Which of the pods that wait may preempt others: the first of each line."""
+"""Which of the pods that wait may preempt others: the first of each line in each namespace."""
 
 from __future__ import annotations
 
@@ -91,7 +91,8 @@ class Candidates:
     def waiting(self, now: float) -> list[WaitingPod]:
         """Return the pods above others that hold devices, in no order; ``of`` says whether one may preempt.
 
-        Nothing is looked up for them: there can be thousands.
+        Pods that ask for the same wait for the first of them, but for none of another namespace: what keeps
+        that one from preempting is its namespace's affair. Little is looked up: there can be thousands.
         """
         lowest = min(self._below, default=None)
         if lowest is None or self._mode() is not PoolAllocator.CONTROLLER:
@@ -99,9 +100,9 @@ class Candidates:
             return []
         since: dict[Uid, float] = {}
         found: list[WaitingPod] = []
-        for rank, key in self._wakeups.pending.first_of_each():
+        for rank, key in self._wakeups.pending.first_of_namespaces(self._wants):
             pod = self._pods.get(key) if -rank.level > lowest else None
-            if pod is None or pod.spec.preemption_policy == "Never":
+            if pod is None:
                 continue
             uid = pod.metadata.uid
             since[uid] = self._since.get(uid, now)
@@ -109,6 +110,10 @@ class Candidates:
                 found.append(WaitingPod(rank, key, uid, since[uid]))
         self._since = since
         return found
+
+    def _wants(self, key: ObjectKey) -> bool:
+        pod = self._pods.get(key)
+        return pod is not None and pod.spec.preemption_policy != "Never"
 
     def is_above_others(self, candidate: Candidate) -> bool:
         """Return whether a pod of lower priority holds devices."""

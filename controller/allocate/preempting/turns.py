@@ -104,7 +104,8 @@ class Turns:
 
     def _in_turn(self, one: WaitingPod) -> tuple[float, float, Rank]:
         turn = self._last.get(one.uid)
-        last = self._namespaces.get(one.key.namespace, float("-inf"))
+        # A namespace that is new, or was forgotten, comes after those that have waited longer.
+        last = self._namespaces.get(one.key.namespace, one.since)
         return last, turn.at if turn is not None else one.since, one.rank
 
     def take(self, key: ObjectKey, uid: Uid, now: float, progress: object) -> None:

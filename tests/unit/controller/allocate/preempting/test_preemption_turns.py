@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from typing import Any
 
+import builders
+import pytest
 from controller_harness import NS, Harness, cluster_of, pod
 from preemption_world import create, evictions, forge, holder, lives, play, served, until
 
@@ -12,12 +15,34 @@ from controller.allocate.decide import Rank
 from controller.allocate.preempting.turns import Turns, WaitingPod
 from dra_driver.api.core import PODS
 from dra_driver.api.meta import ObjectKey, Uid
+from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.errors import Forbidden
+from dra_driver.kube.clock import rfc3339
 
 
 def waiting(number: int, *, priority: int = 0, namespace: str = "default") -> WaitingPod:
     key = ObjectKey(namespace, f"pod-{number:04}")
     return WaitingPod(Rank(-priority, "", key), key, Uid(f"{namespace}-{number}"), 0.0)
+
+
+def create_from_template(h: Harness, name: str, namespace: str, priority: int, **spec: Any) -> None:
+    """Create a pod whose claim is its own: all that ask for the same have one signature."""
+    body = builders.pod(
+        name,
+        namespace=namespace,
+        gated=True,
+        metadata={"creationTimestamp": rfc3339(h.clock.now())},
+        priority=priority,
+        resourceClaims=[{"name": "gpu", "resourceClaimTemplateName": "gpu"}],
+        **spec,
+    )
+    body["status"]["resourceClaimStatuses"] = [{"name": "gpu", "resourceClaimName": name}]
+    uid = h.cluster.put(PODS, body)["metadata"]["uid"]
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid, "controller": True}
+    owned = {"ownerReferences": [owner]}
+    h.cluster.put(
+        RESOURCE_CLAIMS, builders.claim(name, builders.request(), namespace=namespace, metadata=owned)
+    )
 
 
 class Questions:
@@ -169,3 +194,48 @@ def test_a_pod_on_which_no_round_can_be_written_down_hides_no_other() -> None:
         assert evictions(h) == ["low"]
 
     play(cluster_of(n1=(80,)), scenario)
+
+
+@pytest.mark.parametrize("hides", ["never", "refused"])
+def test_a_pod_that_cannot_preempt_hides_none_of_another_namespace_that_asks_for_the_same(hides: str) -> None:
+    async def scenario(h: Harness) -> None:
+        def refuse(verb: str, kind: str, name: str, _: str) -> None:
+            if (verb, kind, name) == ("apply", "Pod", "first"):
+                raise Forbidden("an admission webhook refuses it", code=403)
+
+        await holder(h, "low", priority=1)
+        h.cluster.before = refuse
+        policy = {"preemptionPolicy": "Never"} if hides == "never" else {}
+        create_from_template(h, "first", "other", 100, **policy)
+        await asyncio.sleep(2)
+        create_from_template(h, "second", NS, 100)
+        await until(lambda: evictions(h) == ["low"])
+
+    play(cluster_of(n1=(80,)), scenario)
+
+
+def test_a_pod_that_does_not_want_to_preempt_hides_none_of_its_namespace() -> None:
+    async def scenario(h: Harness) -> None:
+        await holder(h, "low", priority=1)
+        create_from_template(h, "first", NS, 100, preemptionPolicy="Never")
+        await asyncio.sleep(2)
+        create_from_template(h, "second", NS, 100)
+        await until(lambda: evictions(h) == ["low"])
+
+    play(cluster_of(n1=(80,)), scenario)
+
+
+def test_a_namespace_that_is_new_again_and_again_does_not_come_first() -> None:
+    turns = Turns()
+    one = waiting(0, priority=1, namespace="patient")
+    asked = []
+    for second in range(10, 70):
+        now = float(second)
+        # Its pods of a moment ago are deleted.
+        new = waiting(second, priority=1000, namespace=f"new-{second}")._replace(since=now - 1.0)
+        turns.keep({one.uid, new.uid}, {"patient", new.key.namespace})
+        for found in turns.next([one, new], now, second, most=1):
+            turns.take(found.key, found.uid, now, second)
+            turns.miss(found.uid, now)
+            asked.append(found)
+    assert asked.count(one) >= 3
