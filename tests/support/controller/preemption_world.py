@@ -11,13 +11,14 @@ from controller_harness import NS, Clock, Harness, claim, controlling, pod, requ
 from fake_client import FakeClient
 
 from controller.config import PreemptionMode, PreemptionSettings
-from dra_driver.api.core import PODS
+from dra_driver.api.core import PODS, Pod
 from dra_driver.api.names import PREEMPTING_CONDITION
 from dra_driver.api.policy import POD_DISRUPTION_BUDGETS
 from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.errors import NotFound
 from dra_driver.fleet import OPEN, PreemptionRecord, PreemptionShown, shown_preemption
 from dra_driver.kube.clock import rfc3339
+from dra_driver.resourceclaim import pod_claims
 
 __all__ = [
     "ON",
@@ -80,8 +81,8 @@ class Ends:
             await asyncio.sleep(0.2)
 
 
-def _claims(found: Any) -> set[str | None]:
-    return {entry.resource_claim_name for entry in found.spec.resource_claims}
+def _claims(found: Pod) -> set[str]:
+    return {used.key.name for used in pod_claims(found) if used.key is not None}
 
 
 def play(
