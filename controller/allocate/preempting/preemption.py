@@ -334,7 +334,6 @@ class Preemption:
             self._turns.miss(uid, now)
             self._turns.has_changed(uid)
             return
-        self._rate.take(len(victims), now)
         round_ = Round(
             case=fresh.case,
             pod=fresh.id,
@@ -355,6 +354,8 @@ class Preemption:
         log.info("preempting", pod=str(fresh.pod.key), victims=[str(v.key) for v in victims])
         await self._happen(round_, await self._condition.write(fresh.pod, round_.record, round_.since))
         if round_.state is State.REMOVING:
+            # Not before: decisions that cannot be written down must not use up what others need.
+            self._rate.take(len(victims), self._clock.monotonic())
             self._recorder.event(PODS, fresh.pod, "Normal", "Preempting", f"preempts {text}")
 
     async def _solved_again(self, round_: Round, answer: PreemptionAnswer) -> None:

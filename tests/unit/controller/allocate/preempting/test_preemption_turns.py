@@ -13,6 +13,7 @@ from preemption_world import create, evictions, forge, holder, lives, play, serv
 
 from controller.allocate.decide import Rank
 from controller.allocate.preempting.turns import Turns, WaitingPod
+from controller.config import PreemptionMode, PreemptionSettings
 from dra_driver.api.core import PODS
 from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.api.resource import RESOURCE_CLAIMS
@@ -194,6 +195,25 @@ def test_a_pod_on_which_no_round_can_be_written_down_hides_no_other() -> None:
         assert evictions(h) == ["low"]
 
     play(cluster_of(n1=(80,)), scenario)
+
+
+def test_decisions_that_cannot_be_written_down_do_not_use_up_the_rate() -> None:
+    async def scenario(h: Harness) -> None:
+        def refuse(verb: str, kind: str, name: str, _: str) -> None:
+            if (verb, kind, name) == ("apply", "Pod", "refused"):
+                raise Forbidden("an admission webhook refuses it", code=403)
+
+        for name in ("low-a", "low-b", "low-c", "low-d"):
+            await holder(h, name, priority=1)
+        h.cluster.before = refuse
+        create(h, "refused", 4, priority=1000)
+        await asyncio.sleep(20)
+        create(h, "high", priority=100)
+        await until(lambda: len(evictions(h)) == 1, 30.0)
+
+    play(
+        cluster_of(n1=(80, 80, 80, 80)), scenario, PreemptionSettings(mode=PreemptionMode.ON, per_minute=1.0)
+    )
 
 
 @pytest.mark.parametrize("hides", ["never", "refused"])
