@@ -276,8 +276,7 @@ class Decisions:
     def _forget_groups(self, pod: Pod) -> None:
         claims = (self._claims.get(key) for key in claims_of(pod))
         of_claims = (key for c in claims if c is not None for key in group_of_claim(c))
-        for key in {*self._groups_of(pod), *of_claims}:
-            self._gangs.forget(key)
+        self._gangs.forget({*self._groups_of(pod), *of_claims}, pod)
 
     def _pod_expected(self, pod_id: PodID, node: str | None) -> None:
         pod = self._pods.get(pod_id.key)

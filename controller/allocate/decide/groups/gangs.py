@@ -41,6 +41,7 @@ from controller.allocate.decide.groups.group_members import (
     signature_of_group,
 )
 from controller.allocate.decide.groups.group_search import Asking, GroupSearch
+from controller.allocate.decide.groups.wrong_groups import WrongGroups
 from controller.allocate.decide.messages import (
     Decision,
     GroupMembers,
@@ -135,6 +136,7 @@ class Gangs:
             pods.by_index, pods.count, claims.of_group, claims.get, pod_group, settings.group_labels
         )
         self._partial_since: dict[GroupKey, float] = {}
+        self._wrong = WrongGroups(settings.group_seconds, pods, self.of)
         self._refused: dict[GroupKey, _Refused] = {}
         # Of elastic groups that have not started: their number of members, and since when it is that.
         self._gathered: dict[GroupKey, tuple[int, float]] = {}
@@ -264,7 +266,7 @@ class Gangs:
                 rests_on = self._rests_on(standing, now)
                 self._refused[gang.key] = _Refused(changes, rests_on, state, refusal)
             return refusal
-        if held and isinstance(answer, GroupWrite) and self._time_left(gang.key, now) <= 0:
+        if held and isinstance(answer, GroupWrite) and self._time_left(gang, now) <= 0:
             return self._refusal(gang, f"{gang.called} was not allocated as a whole in time", (), held)
         if held and isinstance(answer, Wait) and not answer.poll:
             return self._incomplete(gang, answer.reason, held, now)  # a claim of a member is missing
@@ -402,18 +404,17 @@ class Gangs:
             # The pool may become ours again, and no event leads to a look at a pod that only waits.
             others = self._held(self._standing(gang), ours=False)
             return Wait(reason, _POLL_SECONDS if others else 0.0, volumes)
-        left = self._time_left(gang.key, now)
+        left = self._time_left(gang, now)
         return Wait(reason, left, volumes) if left > 0 else self._refusal(gang, reason, (), held)
 
     def in_disorder(self, pod: Pod, problem: GroupProblem, now: float) -> Wait | tuple[ResourceClaim, ...]:
         """Return what a pod whose group is wrong gives back; ``Wait`` while it may keep that."""
         held = self._tentative(pod, {pod.metadata.uid}) if is_gated(pod) else ()
-        left = self._time_left(problem.key, now) if held else 0.0
-        return Wait(problem.message, left) if left > 0 or (problem.passing and not held) else held
+        return self._wrong.decide(pod, problem, held, now)
 
-    def _time_left(self, key: GroupKey, now: float) -> float:
+    def _time_left(self, gang: Gang, now: float) -> float:
         """Return the seconds for which a part of the group may go on holding devices."""
-        return self._partial_since.setdefault(key, now) + self._timeout - now
+        return self._partial_since.setdefault(gang.key, now) + self._timeout - now
 
     def _held(self, standing: Standing, *, ours: bool = True) -> tuple[ResourceClaim, ...]:
         """Return the allocations that go where the group is not allocated as a whole: tentative ones.
@@ -463,12 +464,14 @@ class Gangs:
         elif self._finder.members(key):
             self._partial_since[key] = since
 
-    def forget(self, key: GroupKey) -> None:
-        """Forget what was decided for a group that has no members any more."""
-        if not self._finder.members(key):
-            self._partial_since.pop(key, None)
-            self._refused.pop(key, None)
-            self._gathered.pop(key, None)
+    def forget(self, keys: Collection[GroupKey], pod: Pod) -> None:
+        """Forget a pod, and what was decided for those of its groups that have no members any more."""
+        self._wrong.forget(pod)
+        for key in keys:
+            if not self._finder.members(key):
+                self._partial_since.pop(key, None)
+                self._refused.pop(key, None)
+                self._gathered.pop(key, None)
 
 
 def _text(asking: Asking, answer: NoFit, undo: Sequence[ResourceClaim]) -> str:

@@ -323,3 +323,20 @@ def test_a_gated_member_of_a_group_that_is_wrong_gives_its_devices_back_in_time(
         assert [w for w in cluster.writes[before:] if w.kind == "ResourceClaim"] == []
 
     run(cluster, scenario, group_seconds=3.0)
+
+
+def test_a_pod_in_order_keeps_what_it_shares_with_a_member_of_a_group_that_is_wrong() -> None:
+    cluster = cluster_of(n1=(40, 40))
+    for name, size in (("a", 3), ("b", 2)):
+        member(cluster, name, size)
+    claim(cluster, "lacking", request(count=3))
+    pod(cluster, "beside", "a", "lacking")
+    allocate(cluster, "a", "n1", "gpu-0")
+
+    async def scenario(h: Harness) -> None:
+        before = len(cluster.writes)
+        await asyncio.sleep(10)
+        assert h.devices("a") == [("n1", "gpu-0")]
+        assert [w for w in cluster.writes[before:] if w.kind == "ResourceClaim"] == []
+
+    run(cluster, scenario, group_seconds=3.0)
