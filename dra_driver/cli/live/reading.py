@@ -157,15 +157,19 @@ class Informers:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Follow everything; begins when all of it is there."""
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(informer.run()) for informer in self._informers.values()]
-            try:
-                for informer in self._informers.values():
-                    await informer.synced.wait()
-                yield
-            finally:
-                for task in running:
-                    task.cancel()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                running = [tasks.create_task(informer.run()) for informer in self._informers.values()]
+                try:
+                    for informer in self._informers.values():
+                        await informer.synced.wait()
+                    yield
+                finally:
+                    for task in running:
+                        task.cancel()
+        except ExceptionGroup as e:
+            # Informers raise none: this is what was done meanwhile, and the error's kind is the exit status.
+            raise e.exceptions[0] from None
 
     async def changed(self) -> None:
         """Wait until something has changed since the last call."""

@@ -137,6 +137,7 @@ def test_the_kubeconfig_is_found_where_kubectl_finds_it(
             2,
             "claim default/gone: no such claim; there are default/fits, team/huge",
         ),
+        (["explain", "claim/\x1b[2Jx"], 2, r"claim default/\x1b[2Jx: no such claim"),
         (["explain", "--watch", "-f", "x.yaml"], 2, "--watch is for a live cluster, -f for manifests"),
     ],
 )
@@ -184,6 +185,55 @@ def test_watching_shows_what_changes(tmp_path: Path) -> None:
             assert next(line for line in lines if " nodes: " in line) == "2 devices on 1 of 1 nodes: 2 free\n"
             add_node(url, "n2", 80)
             assert next(line for line in lines if " nodes: " in line) == "3 devices on 2 of 2 nodes: 3 free\n"
+        finally:
+            process.kill()
+
+
+def test_what_is_watched_may_be_deleted(tmp_path: Path) -> None:
+    path = tmp_path / "kubeconfig"
+    command = [
+        str(PLUGIN),
+        "explain",
+        "claim/fits",
+        "--kubeconfig",
+        str(path),
+        "--watch",
+        "--interval",
+        "0.1",
+    ]
+    with (
+        serving(path) as url,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "default/fits fits on node n1:\n"
+            claim = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/fits"
+            with urllib.request.urlopen(urllib.request.Request(url + claim, method="DELETE"), timeout=60):
+                pass
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert err.startswith("kubectl dra explain: the cluster has no ResourceClaim ")
+    assert err.count("\n") == 1
+    assert process.returncode == 2
+
+
+def test_the_reader_of_what_is_watched_may_go(tmp_path: Path) -> None:
+    path = tmp_path / "kubeconfig"
+    command = [str(PLUGIN), "status", "--kubeconfig", str(path), "--watch", "--interval", "0.1"]
+    with (
+        serving(path) as url,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert any(line.startswith("team/huge ") for line in process.stdout)
+            process.stdout.close()
+            add_node(url, "n2", 80)
+            assert process.stderr.read() == ""
+            assert process.wait(60) == 1
         finally:
             process.kill()
 
