@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 import dra_driver
 from dra_driver.cli import common, completion
+from dra_driver.cli.display.report import printable
 from dra_driver.errors import ConfigurationError, DraError, InvalidInput
 
 __all__ = ["kubectl_dra", "main"]
@@ -99,17 +100,22 @@ def _main(prog: str, commands: Sequence[str], argv: Sequence[str] | None) -> int
     chosen = next((a for a in words or arguments if not a.startswith("-")), None)
     args, run, failure = _parse(prog, commands, chosen, arguments)
     common.configure_logging(args.log_level, args.log_format)
+
+    def say(error: object) -> None:
+        # It may quote objects that others wrote, and what a server answers.
+        print(printable(f"{prog} {chosen}: {error}"), file=sys.stderr)
+
     try:
         return int(run(args))
     except ConfigurationError as e:
         for finding in e.findings:
-            print(f"{prog} {chosen}: {finding}", file=sys.stderr)
+            say(finding)
         return 2
     except InvalidInput as e:
-        print(f"{prog} {chosen}: {e}", file=sys.stderr)
+        say(e)
         return 2
     except DraError as e:
-        print(f"{prog} {chosen}: {e}", file=sys.stderr)
+        say(e)
         return failure
     except BrokenPipeError:
         # The reader of the output has gone (``| head``): not an error to report.

@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     except DraError as e:
         # Not 1: that means that something does not fit.
         done()
-        print(f"dra-driver plan: {e}", file=sys.stderr)
+        print(printable(f"dra-driver plan: {e}"), file=sys.stderr)
         return 3
     finally:
         done()
@@ -333,6 +333,3 @@ def _templates(
             continue
         found.append(Template(profile, nodes[0], tuple(slices)))
     return found
-
-
-# --- progress -----------------------------------------------------------------------------------------------
