@@ -292,7 +292,11 @@ async def _look(source: Source, question: _Question) -> Overview:
         notes=(*fold_notes(views), *question.notes, *object_notes(templates, claims, namespace)),
         shapes=await _count(source, question, nodes, slices, claims) if question.shapes else (),
         set_aside=tuple(s for s in _set_aside(pods) if not namespace or s.pod.startswith(f"{namespace}/")),
-        preemptions=tuple(preemptions_of(pods)),
+        preemptions=tuple(
+            p
+            for p in preemptions_of(pods)
+            if not namespace or any(n.startswith(f"{namespace}/") for n in (p.pod, *p.victims))
+        ),
         namespaces=tuple(row for row in namespace_rows(views, waiting) if namespace in ("", row.namespace)),
     )
 

@@ -170,6 +170,8 @@ def test_it_is_said_for_which_pods_others_are_preempted_and_would_be() -> None:
     data = json.loads(status._text(fleet, "json"))["preemptions"][0]
     wanted = {"pod": "ns/p", "state": "Preempting", "since": since, "victims": ["ns/q"], "gone": 1}
     assert data == wanted
+    assert not asyncio.run(status.look(fake, [DRIVER], namespace="other")).preemptions
+    assert len(asyncio.run(status.look(fake, [DRIVER], namespace="ns")).preemptions) == 2
 
 
 def test_a_pod_is_explained_with_whom_it_would_preempt() -> None:
