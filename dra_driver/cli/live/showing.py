@@ -7,11 +7,11 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 from dra_driver.cli.display.progress import AFTER, Progress
-from dra_driver.cli.display.report import Report, plain, printable
+from dra_driver.cli.display.report import Line, Report, plain, printable
 from dra_driver.cli.display.terminal import is_terminal, print_report
 from dra_driver.cli.live.reading import Informers, Lister, Source
 from dra_driver.ports import KubeClient
@@ -68,9 +68,11 @@ async def show(
     lister = Lister(client)
     async with _progress(lister):
         shown = await look(lister)
-    for note in lister.notes:
+    # On a terminal that is cleared for each picture, they are part of it.
+    kept = [Line(f"warning: {n}", "warning") for n in lister.notes] if args.watch and is_terminal() else []
+    for note in [] if kept and not isinstance(shown, str) else lister.notes:
         print(f"warning: {printable(note)}", file=sys.stderr)
-    print_shown(shown, clear=args.watch)
+    print_shown(_with(shown, kept), clear=args.watch)
     if not args.watch:
         return
     source = Informers(client, lister.read)
@@ -82,7 +84,7 @@ async def show(
                 last = _text(shown)
                 if not isinstance(shown, str) and not is_terminal():
                     print(f"--- {time.strftime('%H:%M:%S')}")
-                print_shown(shown, clear=True)
+                print_shown(_with(shown, kept), clear=True)
             await source.changed()
             await asyncio.sleep(args.interval)
 
@@ -103,6 +105,10 @@ async def _progress(lister: Lister) -> AsyncIterator[None]:
     finally:
         task.cancel()
         line.clear()
+
+
+def _with(shown: Shown, notes: Sequence[Line]) -> Shown:
+    return shown if isinstance(shown, str) else [*shown, notes]
 
 
 def _text(shown: Shown) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import contextlib
+import io
 import json
 from typing import Any
 
@@ -17,8 +20,10 @@ from dra_driver.api.own.inventory import DEVICE_INVENTORIES
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.cli import explain, status
 from dra_driver.cli.allocator.manifests import Manifests
+from dra_driver.cli.display.report import Line
 from dra_driver.cli.explaining.targets import parse_target
-from dra_driver.cli.live.reading import Informers, Lister
+from dra_driver.cli.live import showing
+from dra_driver.cli.live.reading import Informers, Lister, Source
 from dra_driver.cli.overview.rows import fold_notes
 from dra_driver.errors import Forbidden, InvalidInput
 from dra_driver.fleet import PoolView, PreemptionRecord, parse_shapes
@@ -296,6 +301,27 @@ def test_with_the_rights_of_a_namespace_its_claims_are_seen() -> None:
         "may not list resourceclaims.resource.k8s.io in the whole cluster: others look free"
     ]
     assert asyncio.run(Lister(denying(cluster(), "Node")).all(NODES, without="unknown")) == ()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_missing_rights_stay_in_sight_on_a_terminal_that_is_cleared() -> None:
+    async def looked(source: Source) -> showing.Shown:
+        await source.all(NODES, without="nodes are unknown")
+        return [[Line("picture")]]
+
+    async def main() -> None:
+        args = argparse.Namespace(watch=True, interval=0.1)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(showing.show(denying(cluster(), "Node"), looked, args), 0.2)
+
+    with contextlib.redirect_stdout(Terminal()) as out, contextlib.redirect_stderr(Terminal()) as err:
+        asyncio.run(main())
+    assert "nodes are unknown" in out.getvalue().rpartition("picture")[2]
+    assert err.getvalue() == ""
 
 
 def test_informers_follow_what_could_be_read() -> None:
