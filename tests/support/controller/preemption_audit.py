@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import Uid
@@ -14,24 +15,33 @@ __all__ = ["PreemptionAudit"]
 class PreemptionAudit:
     """Looks for victims without cause, and for second rounds within the time-out.
 
-    Evictions are the controller's alone: people and other controllers delete pods.
+    Evictions are the controller's alone: people and other controllers delete pods. One may be on its way when
+    the pod that it is for goes, or is served by others.
 
     Args:
         seconds: the time-out of a round.
+        on_its_way: seconds for which a request may be.
+        now: the time, in seconds.
 
     Attributes:
         victims: how many pods were evicted.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(
+        self, seconds: float, on_its_way: float = 2.0, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self._seconds = seconds
+        self._on_its_way = on_its_way
+        self._now = now
+        # Victim → the highest priority that it was to go for, and when that was so.
+        self._wanted: dict[str, tuple[int, float]] = {}
         self._evicted: set[Uid] = set()
         self._rounds: dict[Uid, float] = {}
         self.victims = 0
 
     def look(self, pods: Iterable[Pod]) -> Iterator[str]:
         """Yield what is wrong."""
-        pods = list(pods)
+        pods, now = list(pods), self._now()
         wanted: dict[str, list[Pod]] = {}
         for pod in pods:
             shown = shown_preemption(pod)
@@ -44,15 +54,17 @@ class PreemptionAudit:
                 if shown.seconds - before < self._seconds - 1:
                     yield f"a second round for {pod.key} after {shown.seconds - before:.0f} s"
                 self._rounds[pod.metadata.uid] = shown.seconds
+        for victim, for_whom in wanted.items():
+            self._wanted[victim] = (max(p.spec.priority for p in for_whom), now)
         for pod in pods:
             uid = pod.metadata.uid
             if uid in self._evicted or not _is_evicted(pod):
                 continue
             self._evicted.add(uid)
             self.victims += 1
-            for_whom = wanted.get(uid, [])
-            if not any(p.spec.priority > pod.spec.priority for p in for_whom):
-                yield f"{pod.key} is evicted without cause: {[str(p.key) for p in for_whom]}"
+            priority, at = self._wanted.get(uid, (pod.spec.priority, now))
+            if priority <= pod.spec.priority or now - at > self._on_its_way:
+                yield f"{pod.key} is evicted without cause: {[str(p.key) for p in wanted.get(uid, [])]}"
 
 
 def _is_evicted(pod: Pod) -> bool:
