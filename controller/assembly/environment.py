@@ -1,0 +1,132 @@
+"""What the parts of the controller work with, and what publishing and allocating share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from controller.allocate.answers.decider import Answers
+from controller.allocate.answers.journal import Journal
+from controller.allocate.decide import Settings
+from controller.allocate.signal import Signal
+from controller.allocate.state.assume_cache import AssumeCache
+from controller.allocate.state.following import follow
+from controller.allocate.state.pool_owners import CurrentOwners
+from controller.allocate.state.pool_states import PoolStates
+from controller.allocate.worker.process import Limits, WorkerProcess
+from controller.config import ControllerConfig
+from controller.informers import Informers
+from controller.observe.metrics import Metrics
+from dra_driver.kube import EventRecorder
+from dra_driver.ownership import PoolID
+from dra_driver.ports import Clock, KubeClient
+from dra_driver.structured import PoolPolicy
+
+__all__ = ["AnswersOf", "Environment", "State", "worker_process"]
+
+AnswersOf = Callable[[Journal, Settings, ControllerConfig, Metrics], Answers]
+"""Makes what answers questions about pods."""
+
+
+def worker_process(
+    journal: Journal, settings: Settings, config: ControllerConfig, metrics: Metrics
+) -> Answers:
+    """Return answers from a process of its own."""
+
+    def ended(reason: str) -> None:
+        metrics.worker_restarts.labels(reason).inc()
+
+    limits = Limits(seconds=config.decision_seconds, memory=config.decision_memory)
+    return WorkerProcess(journal, settings, limits, ended, counted=metrics.set_shape_counts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """What the parts work with, and do not own.
+
+    Attributes:
+        config: everything that can be set.
+        client: for writes, and for reads that informers do not do.
+        clock: for timestamps and delays.
+        informers: what is watched.
+        recorder: for Events.
+        metrics: to report to.
+        answers_of: makes what answers questions about pods.
+    """
+
+    config: ControllerConfig
+    client: KubeClient
+    clock: Clock
+    informers: Informers
+    recorder: EventRecorder
+    metrics: Metrics
+    answers_of: AnswersOf = worker_process
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What publishing and allocating share, and the signals between them.
+
+    Attributes:
+        journal: takes every change before it is reported to other parts.
+        answers: what pods get.
+        assume_cache: claims, and what is taken.
+        pools: what publishing says to allocating.
+        owners: whose pools are.
+        freed: devices may have become free.
+        pool_changed: a pool is to be used in another way.
+        republish: every pool is to be looked at again by the publisher.
+    """
+
+    journal: Journal
+    answers: Answers
+    assume_cache: AssumeCache
+    pools: PoolStates
+    owners: CurrentOwners
+    freed: Signal[[]]
+    pool_changed: Signal[[PoolID]]
+    republish: Signal[[]] = field(default_factory=Signal)
+
+    @classmethod
+    def of(cls, env: Environment) -> State:
+        """Return the state, which follows the informers from now on."""
+        config, informers = env.config, env.informers
+        policy = PoolPolicy(config.strategy, config.node_policy)
+        settings = Settings(
+            drivers=config.drivers,
+            policy=policy,
+            group_seconds=config.group_seconds,
+            avoid_seconds=config.timings.avoid,
+            longest_avoid_seconds=config.timings.longest_avoid,
+            rest_seconds=config.binding_seconds,
+            decision_seconds=config.decision_seconds,
+            group_decision_seconds=config.group_decision_seconds,
+            shapes=config.shapes,
+            group_labels=config.group_labels,
+        )
+        journal = Journal()
+        answers = env.answers_of(journal, settings, config, env.metrics)
+        follow(
+            journal.apply,
+            pods=informers.pods,
+            nodes=informers.nodes,
+            slices=informers.slices,
+            classes=informers.classes,
+            inventories=informers.inventories,
+            taint_rules=informers.taint_rules,
+            storage=informers.storage,
+            pod_groups=informers.pod_groups,
+        )
+        freed: Signal[[]] = Signal()
+        pool_changed: Signal[[PoolID]] = Signal()
+        assume_cache = AssumeCache(informers.claims, journal, freed)
+        pools = PoolStates(policy, journal.apply, pool_changed)
+        return cls(
+            journal=journal,
+            answers=answers,
+            assume_cache=assume_cache,
+            pools=pools,
+            owners=CurrentOwners(config.drivers, pools, informers.slices, informers.classes),
+            freed=freed,
+            pool_changed=pool_changed,
+        )

@@ -1,0 +1,199 @@
+"""Parts of the controller, each connected with what it works on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from controller.allocate.answers.decider import Decider
+from controller.allocate.attempts import Attempts, TakenBack
+from controller.allocate.deallocation import Deallocator
+from controller.allocate.decide import GroupFinder, groups_by
+from controller.allocate.preempting import (
+    Candidates,
+    Judge,
+    Preemption,
+    PreemptionCondition,
+    Remover,
+    TermsSource,
+)
+from controller.allocate.releasing.doubles import DoubleAllocations
+from controller.allocate.scaling import AddedNodes, ScaleUp
+from controller.allocate.signal import Signal
+from controller.allocate.state.pod_groups import PodGroupChanges
+from controller.allocate.state.storage_changes import StorageChanges
+from controller.allocate.wakeups import Wakeups
+from controller.allocate.writer import Writer
+from controller.assembly.environment import Environment, State
+from controller.observe.node_labels import NodeLabeler
+from controller.publish.publisher import POOL_INDEX
+from dra_driver.api.core import Pod
+from dra_driver.api.meta import Uid
+from dra_driver.kube import Handler
+from dra_driver.ownership import PoolAllocator, refusal_of
+
+__all__ = ["doubles_of", "labeler_of", "preemption_of", "scale_up_of", "wakeups_of"]
+
+
+def wakeups_of(
+    env: Environment,
+    state: State,
+    attempts: Attempts,
+    deallocator: Deallocator,
+    taken_back: Signal[[Pod, TakenBack]],
+    mode: Callable[[], PoolAllocator],
+) -> Wakeups:
+    """Return the allocator's queues, which the informers fill from now on."""
+    informers = env.informers
+    rules = (informers.taint_rules,) if informers.taint_rules is not None else ()
+    wakeups = Wakeups(
+        env.config.timings,
+        env.clock,
+        mode,
+        state.journal,
+        state.owners,
+        state.assume_cache,
+        attempts,
+        deallocator,
+        taken_back,
+        pods=informers.pods,
+        claims=informers.claims,
+        nodes=informers.nodes,
+        others=(informers.slices, informers.classes, *rules),
+        groups_of=groups_by(env.config.group_labels),
+    )
+    StorageChanges(
+        informers.storage,
+        informers.pods,
+        look=wakeups.queue.add,
+        wake=wakeups.wake,
+        lacking=lambda: wakeups.lacking_volumes,
+    )
+    PodGroupChanges(
+        informers.pod_groups, informers.pods.by_index, informers.pods.items, look=wakeups.queue.add
+    )
+    state.freed.listen(wakeups.wake)
+    state.pool_changed.listen(lambda _: wakeups.wake())
+    return wakeups
+
+
+def scale_up_of(
+    env: Environment,
+    state: State,
+    added: AddedNodes,
+    decider: Decider,
+    groups: GroupFinder,
+    wakeups: Wakeups,
+    writer: Writer,
+    gets_room: Callable[[Uid], bool],
+) -> ScaleUp:
+    """Return the part that shows pods to autoscalers, which also counts them."""
+    informers = env.informers
+    known = (informers.pods, informers.claims, informers.slices, informers.nodes, informers.policies)
+    scale_up = ScaleUp(
+        env.config.scale_up_seconds,
+        env.config.scale_up_pods,
+        added,
+        decider,
+        groups,
+        state.assume_cache,
+        wakeups,
+        writer,
+        env.recorder,
+        env.clock,
+        informers.pods,
+        lambda: any(informer.failing for informer in known),
+        gets_room,
+    )
+    state.pool_changed.listen(lambda _: scale_up.pool_changed())
+    informers.slices.add_handler(
+        Handler(added=lambda _: scale_up.pool_changed(), deleted=lambda _: scale_up.pool_changed())
+    )
+    # What pods say of why they wait follows the policies.
+    informers.policies.add_handler(
+        Handler(
+            added=lambda _: wakeups.look_again(),
+            updated=lambda old, new: wakeups.look_again() if old.spec != new.spec else None,
+            deleted=lambda _: wakeups.look_again(),
+        )
+    )
+    env.metrics.watch_scale_up(scale_up.count)
+    return scale_up
+
+
+def preemption_of(
+    env: Environment,
+    state: State,
+    wakeups: Wakeups,
+    groups: GroupFinder,
+    mode: Callable[[], PoolAllocator],
+) -> Preemption:
+    """Return the part that preempts pods of lower priority, or says which it would."""
+    config, informers = env.config, env.informers
+    terms = TermsSource(config.preemption, env.clock, informers.budgets, informers.kept_namespaces)
+    preemption = Preemption(
+        config.preemption,
+        terms.now,
+        terms.budgets_known,
+        lambda: terms.changes,
+        state.answers,
+        state.journal,
+        Candidates(
+            config.timings.preempt,
+            config.schedulers,
+            mode,
+            wakeups,
+            state.assume_cache,
+            groups,
+            informers.pods,
+        ),
+        Judge(
+            state.owners,
+            state.assume_cache,
+            informers.pods,
+            terms.keeps,
+            wakeups.groups_of,
+            groups.is_gang,
+            groups.members,
+        ),
+        Remover(env.client, env.clock, env.recorder),
+        PreemptionCondition(env.client, env.clock, informers.pods),
+        state.owners,
+        wakeups,
+        env.recorder,
+        env.metrics,
+        env.clock,
+        informers.pods,
+    )
+    env.metrics.watch_preemption(preemption.under_way, preemption.wishes)
+    return preemption
+
+
+def doubles_of(env: Environment, state: State, deallocator: Deallocator) -> DoubleAllocations:
+    """Return the part that looks for double allocations, which also counts them."""
+    slices = env.informers.slices
+    doubles = DoubleAllocations(
+        env.config.drivers,
+        state.assume_cache,
+        state.owners,
+        deallocator,
+        env.recorder,
+        claims=env.informers.claims,
+        slices_of=lambda pool: slices.by_index(POOL_INDEX, pool),
+    )
+    state.pool_changed.listen(doubles.queue.add)
+    env.metrics.watch_double_allocations(doubles.count)
+    return doubles
+
+
+def labeler_of(env: Environment) -> NodeLabeler:
+    """Return the part that labels nodes."""
+    labeler = NodeLabeler(
+        env.client,
+        env.config.drivers,
+        env.config.node_labels,
+        lambda inventory, node: not refusal_of(inventory, node),
+        inventories=env.informers.inventories,
+        nodes=env.informers.nodes,
+    )
+    env.metrics.watch_queue(labeler.queue.name, labeler.queue.__len__)
+    return labeler

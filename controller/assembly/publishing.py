@@ -1,0 +1,116 @@
+"""How the part that publishes pools is connected."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import structlog
+
+from controller.assembly.environment import Environment, State
+from controller.observe.metrics import Metrics
+from controller.publish.dropped import DroppedCapacity
+from controller.publish.extended_resources import ExtendedResources
+from controller.publish.gates import PoolGates
+from controller.publish.policies import PolicyBook
+from controller.publish.publisher import Publisher
+from controller.publish.tolerators import Tolerators
+from dra_driver.errors import DraError
+from dra_driver.kube import Backoff
+from dra_driver.resourceclaim import capacity_advice
+from dra_driver.resourceslice import GATES
+from dra_driver.structured import PoolPolicy
+
+__all__ = ["Publishing"]
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Publishing:
+    """From inventories and policies to slices."""
+
+    policies: PolicyBook
+    publisher: Publisher
+
+    @classmethod
+    def of(cls, env: Environment, state: State) -> Publishing:
+        """Connect the parts."""
+        config, client, clock = env.config, env.client, env.clock
+        informers, recorder = env.informers, env.recorder
+        policies = PolicyBook(
+            client,
+            clock,
+            recorder,
+            informers.policies,
+            timings=config.timings,
+            default=PoolPolicy(config.strategy, config.node_policy),
+        )
+        publisher = Publisher(
+            client,
+            config,
+            clock,
+            recorder,
+            inventories=informers.inventories,
+            slices=informers.slices,
+            nodes=informers.nodes,
+            policies=policies,
+            gates=PoolGates(
+                clock,
+                inventories=informers.inventories,
+                slices=informers.slices,
+                changed=state.pools.set_blocked,
+            ),
+            tolerators=_tolerators(env, state),
+            extended_resources=ExtendedResources(informers.classes, changed=state.republish.send),
+            assume_cache=state.assume_cache,
+            rule_changed=state.pools.set_policy,
+        )
+        state.republish.listen(publisher.look_at_all)
+        state.freed.listen(publisher.look_at_pending)
+        dropped = DroppedCapacity(informers.claims, informers.templates, recorder)
+        env.metrics.watch_dropped_capacity(dropped.count)
+        for queue in (publisher.queue, policies.queue):
+            env.metrics.watch_queue(queue.name, queue.__len__)
+        return cls(policies, publisher)
+
+    async def probe(self, metrics: Metrics) -> None:
+        """Ask the API server which fields it keeps, until it answers: that decides who allocates."""
+        backoff = Backoff(base=0.5, cap=10.0)
+        while True:
+            try:
+                features = await self.publisher.probe()
+            except DraError as e:
+                delay = backoff.next()
+                log.error("cannot ask the API server what it keeps", error=str(e), retry_in=round(delay, 2))
+                await asyncio.sleep(delay)
+            else:
+                for gate in GATES.values():
+                    metrics.missing_gates.labels(gate).set(float(gate in features.missing_gates()))
+                if not features.multi_allocation:
+                    log.warning(capacity_advice())
+                return
+
+    def start(self, tasks: asyncio.TaskGroup) -> None:
+        """Start the loops."""
+        tasks.create_task(self.publisher.run())
+        tasks.create_task(self.policies.run())
+
+    def close(self) -> None:
+        """Cancel timers."""
+        self.publisher.queue.close()
+        self.policies.queue.close()
+
+
+def _tolerators(env: Environment, state: State) -> Tolerators:
+    """Return the part that finds and counts what tolerates our taint."""
+    tolerators = Tolerators(
+        env.config.drivers,
+        env.informers.claims,
+        env.informers.classes,
+        changed=state.republish.send,
+        templates=env.informers.templates,
+        recorder=env.recorder,
+    )
+    env.metrics.watch_tolerating_claims(tolerators.count)
+    return tolerators
