@@ -12,7 +12,6 @@ from controller.allocate.answers.journal import Journal
 from controller.allocate.attempts import Attempt, Attempts
 from controller.allocate.deallocation import Deallocator
 from controller.allocate.decide import (
-    CLAIM_INDEX,
     GroupFinder,
     GroupMembers,
     GroupWrite,
@@ -35,13 +34,13 @@ from controller.allocate.decide import (
     rank_of_group,
 )
 from controller.allocate.reporting import AllocationReports
+from controller.allocate.settling import Settling
 from controller.allocate.state.assume_cache import AssumeCache
 from controller.allocate.wakeups import Wakeups
 from controller.allocate.writer import Writer
 from controller.observe.tracing import span
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey, Uid
-from dra_driver.api.names import CLAIM_FINALIZER
 from dra_driver.api.resource import ResourceClaim, ResourceClaimConsumerReference
 from dra_driver.api.scheduling import PodGroup
 from dra_driver.errors import ApiError
@@ -109,6 +108,7 @@ class Allocator:
         self._mode = mode
         self._groups = groups
         self._pods = pods
+        self._settling = Settling(attempts, groups, assume_cache, pods)
         self._ungated: set[Uid] = set()
         pods.add_handler(Handler(deleted=lambda pod: self._ungated.discard(pod.metadata.uid)))
 
@@ -202,7 +202,7 @@ class Allocator:
         now = self._clock.monotonic()
         if pod.status.nominated_node_name:
             self._wakeups.tentative.add(pod.key)
-        left = self._unsettled(pod, now)
+        left = self._settling.seconds(pod, now)
         if left > 0:
             self._wakeups.queue.add_after(pod.key, min(max(left, _SOONEST_SECONDS), _SETTLING_SECONDS))
             return False
@@ -214,25 +214,6 @@ class Allocator:
             self._reports.waits_for_turn(pod)
             return False
         return True
-
-    def _unsettled(self, pod: Pod, now: float) -> float:
-        """Return for how many seconds kube-scheduler may be binding a pod whose claims would be allocated."""
-        found = self._unsettled_alone(pod, now)
-        if self._attempts.may_be_unsettled(now):
-            # All members are decided about together. Those with our gate were never with kube-scheduler.
-            for other in self._groups.beside(pod):
-                if not (other.spec.scheduling_gates or other.spec.node_name):
-                    found = max(found, self._unsettled_alone(other, now))
-        return found
-
-    def _unsettled_alone(self, pod: Pod, now: float) -> float:
-        """Return for how many seconds kube-scheduler may be binding a pod that uses claims of this one."""
-        claims = [c for key in claims_of(pod) if (c := self._assume_cache.get(key)) is not None]
-        pending = [c for c in claims if c.status.allocation is None]
-        was_allocated = any(CLAIM_FINALIZER in (c.metadata.finalizers or ()) for c in pending)
-        self._attempts.look(pod, now, was_allocated=was_allocated)
-        users = (user for c in pending for user in self._pods.by_index(CLAIM_INDEX, c.key))
-        return max((self._attempts.unsettled(user, now) for user in users), default=0.0)
 
     def _look_again(self, pod: Pod, answer: PodAnswer) -> None:
         """Look again at a pod that waits although something that the answer did not know may help it."""

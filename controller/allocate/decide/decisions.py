@@ -10,12 +10,7 @@ from controller.allocate.decide.earlier_users import EarlierUsers, kept_others_b
 from controller.allocate.decide.groups.gangs import Gangs
 from controller.allocate.decide.groups.group_members import Gang, GroupProblem
 from controller.allocate.decide.heavy import HeavyQuestions
-from controller.allocate.decide.learned import (
-    GroupHeld,
-    Learned,
-    NamespaceStruck,
-    QuestionHeavy,
-)
+from controller.allocate.decide.learned import GroupHeld, Learned, NamespaceStruck, QuestionHeavy
 from controller.allocate.decide.memory import Memory
 from controller.allocate.decide.messages import (
     Change,

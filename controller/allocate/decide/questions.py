@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -10,7 +10,9 @@ import msgspec
 from controller.allocate.decide.earlier_users import EarlierUser
 from controller.allocate.decide.messages import Proceed, Wait, Write
 from controller.allocate.decide.nodes.placement import Placement
+from controller.allocate.decide.state.objects import CLAIM_INDEX, Objects, is_finished
 from controller.allocate.decide.state.ownership import ClaimOwnership, OwnedClaim
+from dra_driver.api.core import Pod
 from dra_driver.api.meta import Uid
 from dra_driver.api.resource import ResourceClaim
 from dra_driver.structured import AllocatedState
@@ -21,6 +23,7 @@ __all__ = [
     "Question",
     "Trial",
     "first_problem",
+    "nominations",
     "why_behind",
     "why_nominated",
 ]
@@ -92,6 +95,27 @@ class Trial:
             self.allocated = self.allocated.with_allocations([(str(claim.key), allocation)])
             status = msgspec.structs.replace(claim.status, allocation=allocation)
             self.claims[claim.metadata.uid] = msgspec.structs.replace(claim, status=status)
+
+
+def nominations(pods: Objects[Pod], pending: Iterable[ResourceClaim]) -> dict[str, str]:
+    """Return the nodes that pods which use these claims are nominated for, each with one of the pods.
+
+    kube-scheduler may be binding such a pod to that node, although the claims are not allocated any more.
+    It reserves a claim as it finds it (PreBind, after a conflict), so if the claim were allocated on
+    another node by then, the pod would be bound to a node without its devices.
+
+    Args:
+        pods: with the index ``CLAIM_INDEX``.
+        pending: claims that are not allocated.
+    """
+    return {
+        user.status.nominated_node_name: user.metadata.name
+        for claim in pending
+        for user in pods.by_index(CLAIM_INDEX, claim.key)
+        if user.status.nominated_node_name
+        and not (user.spec.node_name or user.spec.scheduling_gates or user.metadata.deletion_timestamp)
+        and not is_finished(user)
+    }
 
 
 def why_nominated(nominated: Mapping[str, str]) -> str:

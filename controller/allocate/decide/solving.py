@@ -19,12 +19,13 @@ from controller.allocate.decide.questions import (
     Question,
     Trial,
     first_problem,
+    nominations,
     why_behind,
     why_nominated,
 )
 from controller.allocate.decide.state.claims import ClaimView, node_of
 from controller.allocate.decide.state.cluster_state import ClusterState
-from controller.allocate.decide.state.objects import CLAIM_INDEX, Objects, claims_of, is_finished
+from controller.allocate.decide.state.objects import Objects, claims_of
 from controller.allocate.decide.state.ownership import ClaimOwnership
 from controller.allocate.decide.state.usable_pools import PoolTerms, UsablePools
 from dra_driver.api.core import Pod
@@ -299,7 +300,7 @@ class PodDecider:
         if any(map(self._claims.is_assumed, claims)):
             return Wait("a claim of the pod is being allocated for another pod", poll=1.0)
         placement = self._placements.candidates(pod, avoid)
-        nominated = {} if pod.spec.node_name else self._nominated(pending)
+        nominated = {} if pod.spec.node_name else nominations(self._pods, pending)
         if nominated:
             only = nominated.keys() if len(nominated) == 1 else frozenset[str]()
             placement = replace(placement, nodes=placement.nodes & only, evicting=placement.evicting & only)
@@ -343,22 +344,6 @@ class PodDecider:
             withheld=self._pools.withheld,
             budget=budget,
         )
-
-    def _nominated(self, pending: Sequence[ResourceClaim]) -> dict[str, str]:
-        """Return the nodes that pods which use these claims are nominated for, each with one of the pods.
-
-        kube-scheduler may be binding such a pod to that node, although the claims are not allocated any more.
-        It reserves a claim as it finds it (PreBind, after a conflict), so if the claim were allocated on
-        another node by then, the pod would be bound to a node without its devices.
-        """
-        return {
-            user.status.nominated_node_name: user.metadata.name
-            for claim in pending
-            for user in self._pods.by_index(CLAIM_INDEX, claim.key)
-            if user.status.nominated_node_name
-            and not (user.spec.node_name or user.spec.scheduling_gates or user.metadata.deletion_timestamp)
-            and not is_finished(user)
-        }
 
     def _fit_elsewhere(self, claims: Sequence[ResourceClaim], trial: Trial | None, budget: Budget) -> bool:
         """Return whether kube-scheduler, to which our pools are tainted, has devices for the claims now.
