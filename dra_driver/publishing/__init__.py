@@ -10,19 +10,8 @@ one passed in; ``dra_driver.kube.slices`` carries a plan out.
 from __future__ import annotations
 
 from dra_driver.publishing.device_plugins import LEAVING_SECONDS, CountedResources, count_resources
-from dra_driver.publishing.plan import (
-    Announce,
-    DeleteSlice,
-    NoteAttempt,
-    NoteStatus,
-    PublicationPlan,
-    Seen,
-    Step,
-    Verdict,
-    WriteSlice,
-    is_due,
-    plan_publication,
-)
+from dra_driver.publishing.plan import PublicationPlan, Seen, Verdict, is_due, plan_publication
+from dra_driver.publishing.steps import Announce, DeleteSlice, NoteAttempt, NoteStatus, Step, WriteSlice
 
 __all__ = [
     "LEAVING_SECONDS",

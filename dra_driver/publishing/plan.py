@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -45,12 +45,12 @@ from dra_driver.publishing.epochs import (
 )
 from dra_driver.publishing.freeze import Freeze, changes_forms
 from dra_driver.publishing.handover import Handover, HandoverEffect, HandoverFacts, look
+from dra_driver.publishing.steps import Announce, DeleteSlice, NoteAttempt, NoteStatus, Step, WriteSlice
 from dra_driver.resourceslice import (
     DesiredPool,
     PublishOptions,
     ServerFeatures,
     SlicePlan,
-    SliceWrite,
     Usage,
     build_slices,
     extended_resource_conflicts,
@@ -59,15 +59,9 @@ from dra_driver.resourceslice import (
 )
 
 __all__ = [
-    "Announce",
-    "DeleteSlice",
-    "NoteAttempt",
-    "NoteStatus",
     "PublicationPlan",
     "Seen",
-    "Step",
     "Verdict",
-    "WriteSlice",
     "is_due",
     "plan_publication",
 ]
@@ -131,58 +125,6 @@ class Verdict(enum.Enum):
     REFUSED = "the inventory is not believed"
     NO_NODE = "there is no such Node yet"
     LEFT_TO_NODE = "the agent of the node publishes"
-
-
-@dataclass(frozen=True, slots=True)
-class NoteAttempt:
-    """Note that slices are about to be created for an epoch, and who allocates.
-
-    Attributes:
-        epoch: from now on the publisher knows what becomes of its writes for it.
-        publication: fields of ``status.publication``, by their names in the API.
-    """
-
-    epoch: int
-    publication: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class NoteStatus:
-    """Note what was done, or is about to be.
-
-    Attributes:
-        publication: fields of ``status.publication``, by their names in the API; empty: none.
-        condition: if None, conditions stay.
-    """
-
-    publication: Mapping[str, Any] = field(default_factory=dict)
-    condition: Condition | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class WriteSlice:
-    """Create or replace one slice."""
-
-    write: SliceWrite
-
-
-@dataclass(frozen=True, slots=True)
-class DeleteSlice:
-    """Delete a slice that is no longer recorded."""
-
-    slice: ResourceSlice
-
-
-@dataclass(frozen=True, slots=True)
-class Announce:
-    """Tell people: an Event on the inventory."""
-
-    type: Literal["Normal", "Warning"]
-    reason: str
-    message: str
-
-
-Step = NoteAttempt | NoteStatus | WriteSlice | DeleteSlice | Announce
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
