@@ -17,7 +17,14 @@ from dra_driver.fleet import RequestShape
 from dra_driver.ownership import PoolAllocator
 from dra_driver.structured import GroupLabels, NodePolicy, Strategy
 
-__all__ = ["ControllerConfig", "PreemptionMode", "PreemptionSettings", "Timings", "identity_of"]
+__all__ = [
+    "ControllerConfig",
+    "LendingMode",
+    "PreemptionMode",
+    "PreemptionSettings",
+    "Timings",
+    "identity_of",
+]
 
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -48,7 +55,12 @@ class Timings:
         longest_avoid: the most that doubling leads to.
         drain: between the last decision of one allocator in a pool and the first of the other. kube-scheduler
             writes an allocation in its binding cycle, usually within a second of the decision; a busy API
-            server may need longer.
+            server may need longer. After a loan it is what kube-scheduler's writes are given before they are
+            refused.
+        closing: until every API server follows what is recalled. One that lags for longer is cut off from
+            etcd, and writes no claims.
+        lent: after which a loan ends in any case.
+        recalled: for which devices stay recalled after their loan.
         settle: between a change and the write of the policies' statuses, so that a change of all nodes is one
             write.
         preempt: for which a pod waits before others are preempted for it, so that what passes has passed.
@@ -61,9 +73,22 @@ class Timings:
     avoid: float = 15.0
     longest_avoid: float = 600.0
     drain: float = 15.0
+    closing: float = 5.0
+    lent: float = 120.0
+    recalled: float = 3600.0
     settle: float = 0.5
     preempt: float = 3.0
     review: float = float(TIMEOUT_SECONDS)
+
+
+class LendingMode(enum.Enum):
+    """Whether devices are lent to kube-scheduler, for pods that only it can place."""
+
+    OFF = "off"
+    """None. What is noted to be lent stays blocked: it comes back only where it can be recalled."""
+    ENDING = "ending"
+    """No more. What is lent comes back."""
+    ON = "on"
 
 
 class PreemptionMode(enum.Enum):
@@ -131,6 +156,7 @@ class ControllerConfig:
         scale_up_seconds: for which a pod waits before autoscalers see it, where nodes may be added.
         scale_up_pods: that autoscalers see at a time for that; 0: none.
         preemption: of pods of lower priority.
+        lending: of devices to kube-scheduler.
         workers: pods whose allocations are written at the same time.
         decision_seconds: CPU time that a decision about a pod may take.
         group_decision_seconds: likewise about all pods of a group.
@@ -163,6 +189,7 @@ class ControllerConfig:
     scale_up_seconds: float = 15.0
     scale_up_pods: int = 64
     preemption: PreemptionSettings = PreemptionSettings()
+    lending: LendingMode = LendingMode.OFF
     workers: int = 16
     node_labels: str = "none"
     admission: AdmissionConfig | None = None

@@ -27,6 +27,8 @@ KUBE_VERSION = "1.36.0"
 
 PREEMPTION = ("controller.preemption=on", "controller.preemptionViolatesBudgets=true")
 
+LENDING = ("controller.lending=on",)
+
 # File → template, values.
 MANIFESTS: Mapping[str, tuple[str, Sequence[str]]] = {
     "manifests/10-rbac.yaml": ("rbac.yaml", ()),
@@ -37,6 +39,9 @@ MANIFESTS: Mapping[str, tuple[str, Sequence[str]]] = {
     "manifests/60-account-policies.yaml": ("account-policies.yaml", ()),
     "manifests/60-networkpolicy.yaml": ("networkpolicy.yaml", ()),
     "manifests/gating.yaml": ("admission-policies.yaml", ()),
+    "optional/lending/rbac.yaml": ("rbac.yaml", LENDING),
+    "optional/lending/account-policies.yaml": ("account-policies.yaml", LENDING),
+    "optional/lending/recalled-devices.yaml": ("lending.yaml", LENDING),
     "optional/preemption/rbac.yaml": ("rbac.yaml", PREEMPTION),
     "optional/preemption/policies.yaml": ("account-policies.yaml", PREEMPTION),
     "optional/rdma.yaml": ("rdma.yaml", ("rdma.enabled=true",)),

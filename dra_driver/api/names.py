@@ -54,6 +54,9 @@ DEVICE_CLASSES: Final = ("gpu", "mig", "partition", "vf", "vfio", "nvidia", "amd
 REQUEST_SHAPES: Final = "dra-driver-request-shapes"
 """ConfigMap of an installation: request shapes by name, as `--shape` takes them."""
 
+RECALLED_DEVICES: Final = "dra-driver-recalled-devices"
+"""ConfigMap with devices that kube-scheduler may allocate no longer, and the policy whose parameter it is."""
+
 # Devices of a pool that our controller allocates carry this NoSchedule taint, so that kube-scheduler's
 # allocator never picks them; the value is "allocates".
 CONTROLLER_TAINT: Final = "dra-driver.dev/controller"

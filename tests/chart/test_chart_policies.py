@@ -12,6 +12,7 @@ from controller.config import identity_of
 from controller.observe.node_labels import KEYS, annotation_of
 from dra_driver.api import names
 from dra_driver.kube.fence import LEADER_POLICY
+from dra_driver.ownership import ADMITTED, RECALLED
 
 ACCOUNTS = {
     "dra-driver-controller-slices",
@@ -136,3 +137,48 @@ def test_drivers_are_those_of_the_values(chart: Chart) -> None:
     for raw in of_kind(chart.render(values), "ValidatingAdmissionPolicy"):
         assert "gpu.dra-driver.dev" not in str(raw)
         assert "rdma.dra-driver.dev" not in str(raw)
+
+
+# --- lending ------------------------------------------------------------------------------------------------
+
+
+def test_nothing_of_lending_is_installed_where_it_is_off(chart: Chart) -> None:
+    plain, lending = chart.render(), chart.render({"controller": {"lending": "on"}})
+    assert names.RECALLED_DEVICES not in str(plain)
+    assert policies(lending) == policies(plain) | {names.RECALLED_DEVICES}
+    assert chart.render({"controller": {"lending": "off"}}) == plain
+
+
+@pytest.mark.parametrize("mode", ["ending", "on"])
+def test_recalled_devices_are_refused_as_the_code_says(chart: Chart, mode: str) -> None:
+    objects = chart.render({"controller": {"lending": mode}}, namespace="gpus")
+    assert variables(objects, names.RECALLED_DEVICES) == {"recalled": RECALLED}
+    spec = named(objects, "ValidatingAdmissionPolicy", names.RECALLED_DEVICES)["spec"]
+    assert [v["expression"] for v in spec["validations"]] == [ADMITTED]
+    (condition,) = spec["matchConditions"]
+    account = "system:serviceaccount:gpus:dra-driver-controller"
+    assert condition["expression"] == f"!(request.userInfo.username == '{account}')"
+    binding = named(objects, "ValidatingAdmissionPolicyBinding", names.RECALLED_DEVICES)["spec"]
+    kept = named(objects, "ConfigMap", names.RECALLED_DEVICES)
+    assert binding["paramRef"] == {
+        "name": kept["metadata"]["name"],
+        "namespace": kept["metadata"]["namespace"],
+        "parameterNotFoundAction": "Allow",
+    }
+    # What the controller has written must survive an update of the release.
+    assert kept.keys() == {"apiVersion", "kind", "metadata"}
+
+
+def test_the_controller_reads_and_writes_this_object_alone_and_only_the_leader(chart: Chart) -> None:
+    objects = chart.render({"controller": {"lending": "on"}})
+    rights = [
+        (role["kind"], rule)
+        for role in (*of_kind(objects, "ClusterRole"), *of_kind(objects, "Role"))
+        for rule in role["rules"]
+        if "configmaps" in rule.get("resources", ())
+    ]
+    rule = {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [names.RECALLED_DEVICES]}
+    assert rights == [("Role", {**rule, "verbs": ["get", "patch"]})]
+    fence = named(objects, "ValidatingAdmissionPolicy", LEADER_POLICY)["spec"]
+    fenced = fence["matchConstraints"]["resourceRules"]
+    assert {**rule, "apiVersions": ["*"], "operations": ["UPDATE"]} in fenced

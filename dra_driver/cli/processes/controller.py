@@ -13,7 +13,14 @@ import structlog
 
 from controller.admission.config import OBJECT_NAME, AdmissionConfig
 from controller.app import Controller
-from controller.config import ControllerConfig, PreemptionMode, PreemptionSettings, Timings, identity_of
+from controller.config import (
+    ControllerConfig,
+    LendingMode,
+    PreemptionMode,
+    PreemptionSettings,
+    Timings,
+    identity_of,
+)
 from dra_driver.api.meta import DriverName
 from dra_driver.api.names import (
     CONTROLLER_FIELD_MANAGER,
@@ -91,6 +98,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--workers", type=int, default=16, help="pods whose allocations are written at the same time"
+    )
+    parser.add_argument(
+        "--lending",
+        choices=[mode.value for mode in LendingMode],
+        default=LendingMode.OFF.value,
+        help="lend devices to kube-scheduler, for pods that only it can place: off; ending: lend no more and "
+        "bring back what is lent; on; the last two need a policy and rights of their own; default: off",
     )
     _add_preemption(parser)
     _add_limits(parser)
@@ -308,6 +322,7 @@ def run(args: argparse.Namespace, timings: Timings | None = None) -> int:
             per_minute=args.preemption_rate,
             violates_budgets=args.preemption_violates_budgets,
         ),
+        lending=LendingMode(args.lending),
         schedulers=tuple(args.scheduler_name or [DEFAULT_SCHEDULER]),
         binding_seconds=args.binding_timeout,
         workers=args.workers,
