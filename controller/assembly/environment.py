@@ -17,6 +17,7 @@ from controller.allocate.worker.process import Limits, WorkerProcess
 from controller.config import ControllerConfig
 from controller.informers import Informers
 from controller.observe.metrics import Metrics
+from controller.publish.publisher import POOL_INDEX
 from dra_driver.kube import EventRecorder
 from dra_driver.ownership import PoolID
 from dra_driver.ports import Clock, KubeClient
@@ -120,13 +121,19 @@ class State:
         freed: Signal[[]] = Signal()
         pool_changed: Signal[[PoolID]] = Signal()
         assume_cache = AssumeCache(informers.claims, journal, freed)
-        pools = PoolStates(policy, journal.apply, pool_changed)
+        slices = informers.slices
+        pools = PoolStates(
+            policy, journal.apply, pool_changed, lambda pool: slices.by_index(POOL_INDEX, pool)
+        )
+        owners = CurrentOwners(config.drivers, pools, slices, informers.classes)
+        pool_changed.listen(owners.pool_changed)
+        pools.follow(informers.inventories, slices)
         return cls(
             journal=journal,
             answers=answers,
             assume_cache=assume_cache,
             pools=pools,
-            owners=CurrentOwners(config.drivers, pools, informers.slices, informers.classes),
+            owners=owners,
             freed=freed,
             pool_changed=pool_changed,
         )

@@ -17,9 +17,9 @@ from dra_driver.ownership.records import newest_devices
 
 __all__ = [
     "PROTECTION_TAINT",
+    "bare_devices",
     "blocks",
     "is_controller_taint",
-    "is_protected",
     "protected_pools",
     "tolerates",
     "unprotected_devices",
@@ -62,9 +62,9 @@ def is_controller_taint(taint: DeviceTaint) -> bool:
     return (taint.key, taint.value, taint.effect) == (ours.key, ours.value, ours.effect)
 
 
-def is_protected(slice_: ResourceSlice) -> bool:
-    """Return whether kube-scheduler can allocate no device of the slice."""
-    return all(any(map(is_controller_taint, device.taints)) for device in slice_.spec.devices)
+def bare_devices(slice_: ResourceSlice) -> frozenset[str]:
+    """Return the devices of a slice that kube-scheduler can allocate, by name."""
+    return frozenset(d.name for d in slice_.spec.devices if not any(map(is_controller_taint, d.taints)))
 
 
 def protected_pools(slices: Iterable[ResourceSlice]) -> frozenset[PoolID]:
@@ -73,7 +73,7 @@ def protected_pools(slices: Iterable[ResourceSlice]) -> frozenset[PoolID]:
     for slice_ in slices:
         if slice_.spec.devices:
             pool = pool_of_slice(slice_)
-            protected[pool] = protected.get(pool, True) and is_protected(slice_)
+            protected[pool] = protected.get(pool, True) and not bare_devices(slice_)
     return frozenset(pool for pool, good in protected.items() if good)
 
 

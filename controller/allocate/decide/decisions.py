@@ -151,7 +151,9 @@ class Decisions:
                 self._improved(self._claims.remove(key, uid))
             case ClaimAssumed(key, uid, allocation):
                 self._improved(self._claims.assume(key, uid, allocation))
-            case PoolChanged(pool, blocked, policy):
+            case PoolChanged(pool, blocked, policy, lent):
+                self._cluster.set_lent(pool, lent)
+                self._claims.set_lent(pool, lent)
                 self._decider.set_pool(pool, blocked=blocked, policy=policy)
                 self._backoff.reset(pool.pool)
                 self._improved(True)

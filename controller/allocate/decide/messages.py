@@ -166,11 +166,14 @@ class PoolChanged:
         pool: which one.
         blocked: it is changing hands or its form: protected by our taint, yet not ours to decide on.
         policy: how to choose its devices.
+        lent: devices that are lent to kube-scheduler, or on their way there or back, and all that these
+            exclude: neither free nor ours to give back. Whose the pool is does not depend on their taints.
     """
 
     pool: PoolID
     blocked: bool
     policy: PoolPolicy
+    lent: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

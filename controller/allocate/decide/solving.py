@@ -139,8 +139,12 @@ class PodDecider:
         return all(pool in self._pools.ours for pool in pools)
 
     def is_ours(self, allocation: AllocationResult) -> bool:
-        """Return whether every device of an allocation is from a pool of ours."""
-        return self.are_ours([PoolID(r.driver, r.pool) for r in allocation.devices.results])
+        """Return whether every device of an allocation is from a pool of ours, and none is lent."""
+        results = [(PoolID(r.driver, r.pool), r) for r in allocation.devices.results]
+        lent = self._cluster.lent
+        return self.are_ours([pool for pool, _ in results]) and not any(
+            r.device in lent(pool) and not r.admin_access for pool, r in results
+        )
 
     def labels(self) -> dict[str, Mapping[str, str]]:
         """Return the labels of each node."""

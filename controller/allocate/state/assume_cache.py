@@ -55,8 +55,8 @@ class AssumeCache:
         return self._view.assumed_in(pool) or self._journal.freshness.is_undecided(pool)
 
     def taken(self, pool: PoolID) -> PoolState:
-        """Return what is taken of a pool: allocated or assumed."""
-        return self._view.allocated.pool(pool)
+        """Return what claims have taken of a pool: allocated or assumed."""
+        return self._view.held.pool(pool)
 
     def knows(self, claim: ResourceClaim) -> bool:
         """Return whether what we know of a claim is as new as this version of it."""

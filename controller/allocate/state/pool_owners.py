@@ -7,7 +7,12 @@ from collections.abc import Callable, Iterable
 from controller.allocate.decide import Owner, PoolOwners
 from controller.allocate.state.pool_states import PoolStates
 from dra_driver.api.meta import DriverName
-from dra_driver.api.resource import AllocationResult, DeviceClass, ResourceSlice
+from dra_driver.api.resource import (
+    AllocationResult,
+    DeviceClass,
+    DeviceRequestAllocationResult,
+    ResourceSlice,
+)
 from dra_driver.kube import Handler, Informer
 from dra_driver.ownership import PoolID
 
@@ -38,25 +43,51 @@ class CurrentOwners:
         self._drivers = frozenset(drivers)
         self._states = states
         self._owners = PoolOwners(self._drivers)
+        # As of the last look: an owner was told with these.
+        self._lent: dict[PoolID, frozenset[str]] = {}
         slices.add_handler(Handler(added=self._seen, updated=lambda _, s: self._seen(s), deleted=self._gone))
         classes.add_handler(Handler(added=self._count, updated=self._count, deleted=self._count))
 
     def are_ours(self, allocation: AllocationResult) -> bool:
-        """Return whether every device is of a pool that is this controller's to allocate from."""
+        """Return whether every device is this controller's: of a pool of its own, and not lent.
+
+        What has admin access to a device that is lent takes nothing of it.
+        """
+        if any(self._is_lent(r) for r in allocation.devices.results):
+            return False
         pools = _pools(allocation)
-        return all(self._owners.of(p) is Owner.OURS and not self._states.of(p).blocked for p in pools)
+        return all(self._of(p) is Owner.OURS and not self._states.of(p).blocked for p in pools)
 
     def are_left_to_scheduler(self, allocation: AllocationResult) -> bool:
         """Return whether every device is of a pool of our drivers that is kube-scheduler's."""
         return all(
-            p.driver in self._drivers and self._owners.of(p) not in (None, Owner.OURS)
-            for p in _pools(allocation)
+            p.driver in self._drivers and self._of(p) not in (None, Owner.OURS) for p in _pools(allocation)
         )
 
     def may_become_ours(self, allocation: AllocationResult) -> bool:
-        """Return whether devices are of pools that are changing hands, or whose node is away."""
+        """Return whether devices are lent, of pools that are changing hands, or whose node is away."""
         ours = any(p.driver in self._drivers for p in _pools(allocation))
         return ours and not (self.are_ours(allocation) or self.are_left_to_scheduler(allocation))
+
+    def pool_changed(self, pool: PoolID) -> None:
+        """Take note that the state of a pool is another one."""
+        lent = self._states.lent(pool)
+        if lent == self._lent.get(pool, frozenset()):
+            return
+        before = self._owners.of(pool, self._lent.get(pool, frozenset()))
+        if lent:
+            self._lent[pool] = lent
+        else:
+            del self._lent[pool]
+        if before is not self._of(pool):
+            self._count()
+
+    def _of(self, pool: PoolID) -> Owner | None:
+        return self._owners.of(pool, self._states.lent(pool))
+
+    def _is_lent(self, result: DeviceRequestAllocationResult) -> bool:
+        lent = self._states.lent(PoolID(result.driver, result.pool))
+        return result.device in lent and not result.admin_access
 
     def _count(self, *_: object) -> None:
         self.version += 1
@@ -69,9 +100,9 @@ class CurrentOwners:
 
     def _change(self, slice_: ResourceSlice, change: Callable[[], object]) -> None:
         pools = self._owners.pools_of(slice_)
-        before = list(map(self._owners.of, pools))
+        before = list(map(self._of, pools))
         change()
-        if before != list(map(self._owners.of, pools)):
+        if before != list(map(self._of, pools)):
             self._count()
 
 

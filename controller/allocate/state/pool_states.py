@@ -2,33 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 
 from controller.allocate.decide import Change, PoolChanged
 from controller.allocate.signal import Signal
-from dra_driver.ownership import PoolID
+from dra_driver.api.own.inventory import DeviceInventory
+from dra_driver.api.resource import ResourceSlice
+from dra_driver.kube import Handler, Informer
+from dra_driver.ownership import PoolID, devices_in, pool_of_inventory, pool_of_slice, refusal_of
 from dra_driver.structured import PoolPolicy
 
 __all__ = ["PoolStates"]
 
+_NOTHING: frozenset[str] = frozenset()
+
 
 class PoolStates:
-    """Which pools must be left alone, and how the devices of each are chosen.
+    """Which pools and devices must be left alone, and how the devices of each pool are chosen.
 
     Args:
         default: the policy of pools that none was set for.
         apply: takes each change, before other parts hear of it.
         changed: sent with a pool whose state is another one.
+        slices_of: the slices of a pool as they are.
     """
 
     def __init__(
-        self, default: PoolPolicy, apply: Callable[[Change], None], changed: Signal[[PoolID]]
+        self,
+        default: PoolPolicy,
+        apply: Callable[[Change], None],
+        changed: Signal[[PoolID]],
+        slices_of: Callable[[PoolID], Iterable[ResourceSlice]],
     ) -> None:
         self._default = default
         self._apply = apply
         self._changed = changed
+        self._slices_of = slices_of
         self._blocked: set[PoolID] = set()
         self._policies: dict[PoolID, PoolPolicy] = {}
+        # Names of units and devices that are lent, as the publishing side says, and as is noted; all devices
+        # that these exclude.
+        self._told: dict[PoolID, frozenset[str]] = {}
+        self._noted: dict[PoolID, frozenset[str]] = {}
+        self._lent: dict[PoolID, frozenset[str]] = {}
+
+    def follow(self, inventories: Informer[DeviceInventory], slices: Informer[ResourceSlice]) -> None:
+        """Keep to what inventories note to be lent, also by other controllers, from now on."""
+        inventories.add_handler(
+            Handler(added=self._recorded, updated=lambda _, i: self._recorded(i), deleted=self._forgotten)
+        )
+        # Which devices a unit has depends on what is published.
+        slices.add_handler(Handler(added=self._saw, updated=lambda _, s: self._saw(s), deleted=self._saw))
 
     def set_blocked(self, pool: PoolID, blocked: bool) -> None:
         """Note whether a pool is kube-scheduler's, changes hands, or has devices that change their form."""
@@ -48,12 +72,59 @@ class PoolStates:
             self._policies[pool] = policy
         self._report(before)
 
+    def set_lent(self, pool: PoolID, names: Collection[str]) -> None:
+        """Note what of a pool is lent to kube-scheduler, or on its way there or back.
+
+        Args:
+            pool: which one.
+            names: of units (``dra_driver.ownership.units``) and of devices; empty: nothing.
+        """
+        _put(self._told, pool, frozenset(names))
+        self._look_at_lent(pool)
+
+    def lent(self, pool: PoolID) -> frozenset[str]:
+        """Return the devices of a pool that are lent, and all that these exclude."""
+        return self._lent.get(pool, _NOTHING)
+
     def of(self, pool: PoolID) -> PoolChanged:
         """Return the state of a pool."""
-        return PoolChanged(pool, pool in self._blocked, self._policies.get(pool, self._default))
+        policy = self._policies.get(pool, self._default)
+        return PoolChanged(pool, pool in self._blocked, policy, self.lent(pool))
+
+    def _recorded(self, inventory: DeviceInventory) -> None:
+        lent = inventory.status.publication.lent
+        self._note(inventory, frozenset(name for unit in lent for name in (unit.unit, *unit.devices)))
+
+    def _forgotten(self, inventory: DeviceInventory) -> None:
+        self._note(inventory, _NOTHING)
+
+    def _note(self, inventory: DeviceInventory, names: frozenset[str]) -> None:
+        pool = pool_of_inventory(inventory)
+        # A node speaks of its own pool only.
+        if names != self._noted.get(pool, _NOTHING) and not refusal_of(inventory, None):
+            _put(self._noted, pool, names)
+            self._look_at_lent(pool)
+
+    def _saw(self, slice_: ResourceSlice) -> None:
+        pool = pool_of_slice(slice_)
+        if pool in self._told or pool in self._noted:
+            self._look_at_lent(pool)
+
+    def _look_at_lent(self, pool: PoolID) -> None:
+        before = self.of(pool)
+        names = self._told.get(pool, _NOTHING) | self._noted.get(pool, _NOTHING)
+        _put(self._lent, pool, devices_in(self._slices_of(pool), names) if names else _NOTHING)
+        self._report(before)
 
     def _report(self, before: PoolChanged) -> None:
         now = self.of(before.pool)
         if now != before:
             self._apply(now)
             self._changed.send(before.pool)
+
+
+def _put(known: dict[PoolID, frozenset[str]], pool: PoolID, names: frozenset[str]) -> None:
+    if names:
+        known[pool] = names
+    else:
+        known.pop(pool, None)

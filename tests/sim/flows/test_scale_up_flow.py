@@ -16,7 +16,7 @@ from dra_driver.api.core import NAMESPACES, PODS
 from dra_driver.api.names import ALLOCATOR_LABEL, GROUP_LABEL, GROUP_SIZE_LABEL
 from dra_driver.api.own.policy import DEVICE_POLICIES
 from dra_driver.api.resource import RESOURCE_SLICES
-from dra_driver.ownership import is_protected
+from dra_driver.ownership import bare_devices
 from dra_driver.sim.cluster import EmbeddedCluster
 from dra_driver.sim.cluster_config import NodeConfig
 
@@ -93,7 +93,7 @@ def test_pods_run_on_nodes_that_are_added_for_them(spec: dict[str, Any], protect
             for name in names:
                 await support.phase(cluster, name, "Running")
         slices = (await cluster.api.list(RESOURCE_SLICES)).items
-        assert {is_protected(s) for s in slices if s.spec.devices} == {protected}
+        assert {not bare_devices(s) for s in slices if s.spec.devices} == {protected}
         assert len(cluster.nodes) == 2
         found = await cluster.api.get(PODS, "other", "default")
         if protected:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from typing import Final
 
 from controller.allocate.decide.state.objects import GROUP_INDEX, Objects, group_of_claim
 from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.api.resource import AllocationResult, ResourceClaim
 from dra_driver.ownership import PoolID
-from dra_driver.structured import AllocatedState, AllocationTracker
+from dra_driver.structured import AllocatedState, AllocationTracker, PoolState
 
 __all__ = ["ClaimView", "node_of", "same_devices"]
+
+_BORROWER: Final = "kube-scheduler, to which it is lent"
 
 
 def same_devices(a: AllocationResult, b: AllocationResult) -> bool:
@@ -42,6 +45,7 @@ class ClaimView:
         self._assumed: dict[Uid, tuple[ObjectKey, AllocationResult]] = {}
         self._held: dict[Uid, tuple[ObjectKey, AllocationResult]] = {}
         self._tracker = AllocationTracker()
+        self._lent = _LentDevices()
 
     def get(self, key: ObjectKey) -> ResourceClaim | None:
         """Return the newest version of a claim."""
@@ -76,15 +80,24 @@ class ClaimView:
             for key, uid, allocation in sorted(self.holders(), key=lambda h: h[0])
             if uid not in gone and not pools.isdisjoint(_pools(allocation))
         )
-        state = self.allocated
+        state = self._tracker.state
         for pool in pools:
             state = state.with_pool(pool, left.pool(pool))
-        return state
+        return self._lent.over(state)
 
     @property
     def allocated(self) -> AllocatedState:
-        """Everything that is taken: allocated or assumed."""
+        """Everything that is taken: allocated, assumed or lent."""
+        return self._lent.over(self._tracker.state)
+
+    @property
+    def held(self) -> AllocatedState:
+        """Everything that claims have: allocated or assumed."""
         return self._tracker.state
+
+    def set_lent(self, pool: PoolID, devices: frozenset[str]) -> None:
+        """Count devices of a pool as taken because they are lent to kube-scheduler; the others are not."""
+        self._lent.put(pool, devices)
 
     def put(self, claim: ResourceClaim) -> bool:
         """Take in a version of a claim."""
@@ -128,6 +141,42 @@ class ClaimView:
             return self._assumed[uid][1]
         known = self._claims.get(key)
         return known.status.allocation if known is not None and known.metadata.uid == uid else None
+
+
+class _LentDevices:
+    """Devices that are lent, counted as allocated."""
+
+    def __init__(self) -> None:
+        self._devices: dict[PoolID, frozenset[str]] = {}
+        # What is taken of each pool with and without what is lent; the last answer, and what it was about.
+        self._pools: dict[PoolID, tuple[PoolState, PoolState]] = {}
+        self._last: tuple[AllocatedState, AllocatedState] | None = None
+
+    def put(self, pool: PoolID, devices: frozenset[str]) -> None:
+        if devices == self._devices.get(pool, frozenset()):
+            return
+        self._pools.pop(pool, None)
+        self._last = None
+        if devices:
+            self._devices[pool] = devices
+        else:
+            del self._devices[pool]
+
+    def over(self, state: AllocatedState) -> AllocatedState:
+        """Return what is taken beside what claims have; the same object for the same question."""
+        if not self._devices:
+            return state
+        if self._last is None or self._last[0] is not state:
+            made = {pool: self._with_lent(pool, state.pool(pool)) for pool in self._devices}
+            self._last = (state, AllocatedState(state.pools.updated(made)))
+        return self._last[1]
+
+    def _with_lent(self, pool: PoolID, taken: PoolState) -> PoolState:
+        known = self._pools.get(pool)
+        if known is None or known[0] is not taken:
+            devices = {**dict.fromkeys(sorted(self._devices[pool]), _BORROWER), **taken.devices}
+            known = self._pools[pool] = (taken, PoolState(devices, taken.shares, taken.capacity))
+        return known[1]
 
 
 def _pools(allocation: AllocationResult) -> set[PoolID]:

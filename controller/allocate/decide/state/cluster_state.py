@@ -25,7 +25,7 @@ class ClusterState:
         nodes: all nodes, at once.
         snapshot: of the last ``refresh``.
         ownership: answers for it.
-        own: pools of ours: every device carries our taint, so that kube-scheduler keeps away.
+        own: pools of ours: all devices but those lent carry our taint, so that kube-scheduler keeps away.
     """
 
     def __init__(self, drivers: Collection[DriverName]) -> None:
@@ -39,6 +39,9 @@ class ClusterState:
         self._rule_changes: Collected[DeviceTaintRule] = Collected()
         self._rules: dict[str, DeviceTaintRule] = {}
         self._owners = PoolOwners(drivers)
+        # Devices that are lent, by pool; pools of which others are lent than at the last ``refresh``.
+        self._lent: dict[PoolID, frozenset[str]] = {}
+        self._lending: set[PoolID] = set()
         self.snapshot = Snapshot.build(slices=(), classes=(), nodes=(), allocated=AllocatedState())
         self.ownership = OwnershipIndex(drivers)
         self.own: set[PoolID] = set()
@@ -98,19 +101,40 @@ class ClusterState:
         elif kind is DeviceInventory:
             self._busy.remove(name)
 
+    def set_lent(self, pool: PoolID, devices: frozenset[str]) -> None:
+        """Note which devices of a pool are lent."""
+        if devices != self.lent(pool):
+            self._lending.add(pool)
+            if devices:
+                self._lent[pool] = devices
+            else:
+                del self._lent[pool]
+
+    @property
+    def lending_nodes(self) -> set[str]:
+        """Nodes with devices that are lent: there kube-scheduler may choose among them for any pod."""
+        return {pool.pool for pool in self._lent}  # pools of inventories, which are named like their nodes
+
+    def lent(self, pool: PoolID) -> frozenset[str]:
+        """Return which devices of a pool are lent."""
+        return self._lent.get(pool, frozenset())
+
     def refresh(self) -> set[PoolID]:
         """Take in what has changed.
 
         Returns:
-            pools whose slices have changed.
+            pools whose slices, or whose lent devices, have changed.
         """
-        if not (self._slices or self._classes or self._nodes or self._busy or self._rule_changes):
+        changed = self._slices or self._classes or self._nodes or self._busy or self._rule_changes
+        if not (changed or self._lending):
             return set()
         slices, gone = self._slices.take()
         slices += self._of_pools(self._busy.take(), gone | {s.metadata.name for s in slices})
         slices += self._of_rules(gone | {s.metadata.name for s in slices})
         slices = list(map(self._busy.marked, slices))
         touched = {pool for name in gone if (pool := self._owners.remove(name)) is not None}
+        touched |= self._lending
+        self._lending = set()
         for slice_ in slices:
             touched |= self._owners.put(slice_)
         snapshot = self.snapshot
@@ -122,7 +146,7 @@ class ClusterState:
         if self._nodes:
             snapshot = snapshot.with_nodes(*self._nodes.take())
         self.snapshot = snapshot
-        owners = {pool: self._owners.of(pool) for pool in touched}
+        owners = {pool: self.owner(pool) for pool in touched}
         for pool, owner in owners.items():
             if owner is Owner.OURS:
                 self.own.add(pool)
@@ -153,4 +177,4 @@ class ClusterState:
 
     def owner(self, pool: PoolID) -> Owner | None:
         """Return who allocates from the pool; None if it has no devices."""
-        return self._owners.of(pool)
+        return self._owners.of(pool, self.lent(pool))

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Set
 
 from dra_driver.api.meta import DriverName
 from dra_driver.api.resource import ResourceSlice
-from dra_driver.ownership import PoolID, is_protected, pool_of_slice
+from dra_driver.ownership import PoolID, bare_devices, pool_of_slice
 
 __all__ = ["Owner", "PoolOwners"]
 
@@ -21,7 +21,7 @@ class Owner(enum.Enum):
 
 
 class PoolOwners:
-    """The owner of each pool: a pool is protected while every device in it carries our taint.
+    """The owner of each pool: a pool is protected while all its devices but those lent carry our taint.
 
     Args:
         drivers: whose protected pools are ours.
@@ -29,30 +29,35 @@ class PoolOwners:
 
     def __init__(self, drivers: Iterable[DriverName]) -> None:
         self._drivers = frozenset(drivers)
-        # Slice → pool; pool → slice → whether all its devices are protected (slices with devices only).
+        # Slice → pool; pool → slice → its devices without our taint (slices with devices only).
         self._pool_of: dict[str, PoolID] = {}
-        self._protected: dict[PoolID, dict[str, bool]] = {}
+        self._bare: dict[PoolID, dict[str, frozenset[str]]] = {}
 
     @property
     def pools(self) -> Set[PoolID]:
         """All pools with devices."""
-        return self._protected.keys()
+        return self._bare.keys()
 
     def slices(self, pool: PoolID) -> Collection[str]:
         """Return the names of the slices with devices of a pool."""
-        return self._protected.get(pool, {}).keys()
+        return self._bare.get(pool, {}).keys()
 
     def pools_of(self, slice_: ResourceSlice) -> list[PoolID]:
         """Return the pools that a slice is of: as it is given, and as it was last put."""
         now, before = pool_of_slice(slice_), self._pool_of.get(slice_.metadata.name)
         return [now] if before is None or before == now else [before, now]
 
-    def of(self, pool: PoolID) -> Owner | None:
-        """Return the owner of a pool; None if it has no devices."""
-        slices = self._protected.get(pool)
+    def of(self, pool: PoolID, lent: Set[str] = frozenset()) -> Owner | None:
+        """Return the owner of a pool; None if it has no devices.
+
+        Args:
+            pool: which one.
+            lent: its devices that are lent to kube-scheduler; they say nothing about the owner.
+        """
+        slices = self._bare.get(pool)
         if slices is None:
             return None
-        if not all(slices.values()):
+        if not all(bare <= lent for bare in slices.values()):
             return Owner.OTHERS
         return Owner.OURS if pool.driver in self._drivers else Owner.OTHER_CONTROLLER
 
@@ -66,14 +71,14 @@ class PoolOwners:
         before = self.remove(name)
         pool = self._pool_of[name] = pool_of_slice(slice_)
         if slice_.spec.devices:
-            self._protected.setdefault(pool, {})[name] = is_protected(slice_)
+            self._bare.setdefault(pool, {})[name] = bare_devices(slice_)
         return {pool} if before is None else {before, pool}
 
     def remove(self, name: str) -> PoolID | None:
         """Forget a slice; return the pool that it was of, if it was known."""
         pool = self._pool_of.pop(name, None)
-        if pool is not None and pool in self._protected:
-            self._protected[pool].pop(name, None)
-            if not self._protected[pool]:
-                del self._protected[pool]
+        if pool is not None and pool in self._bare:
+            self._bare[pool].pop(name, None)
+            if not self._bare[pool]:
+                del self._bare[pool]
         return pool

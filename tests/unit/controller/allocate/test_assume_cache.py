@@ -87,7 +87,7 @@ def test_each_change_of_what_the_allocator_must_know_about_a_pool_is_reported_on
     sent: list[PoolID] = []
     signal: Signal[[PoolID]] = Signal()
     signal.listen(sent.append)
-    pools = PoolStates(default, changes.append, signal)
+    pools = PoolStates(default, changes.append, signal, lambda _: ())
     pools.set_blocked(POOL, False)
     pools.set_policy(POOL, default)
     assert changes == []

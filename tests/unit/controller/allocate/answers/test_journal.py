@@ -89,7 +89,9 @@ def random_change(rng: random.Random) -> Change:
         lambda: ClaimGone(key, uid),
         lambda: ClaimAssumed(key, uid, held),
         lambda: ClaimAssumed(key, uid, None),
-        lambda: PoolChanged(PoolID(DRIVER, PoolName(name)), rng.random() < 0.5, PoolPolicy()),
+        lambda: PoolChanged(
+            PoolID(DRIVER, PoolName(name)), rng.random() < 0.5, PoolPolicy(), frozenset({"gpu-0"})
+        ),
         lambda: DevicesSetAside(None, ()),
         lambda: DevicesSetAside(Rank(0, "", key), (Place(PodID(key, uid), "n1", (held,)),)),
         lambda: PodExpected(PodID(key, uid), rng.choice(["n1", "n2", None])),
