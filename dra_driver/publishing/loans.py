@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from dra_driver.api.own.inventory import LentUnit
@@ -32,6 +32,9 @@ from dra_driver.publishing.tables import Transition, total
 
 __all__ = [
     "LOAN_TRANSITIONS",
+    "MAX_NOTED",
+    "MAX_UNIT",
+    "Lending",
     "Loan",
     "LoanEffect",
     "LoanEvent",
@@ -46,13 +49,17 @@ __all__ = [
     "look_at_loan",
     "look_at_loans",
     "notes",
+    "notice",
     "recalled",
     "recalled_devices",
     "untainted_devices",
 ]
 
-# How long until it is asked again whether the last write or event has arrived.
+# How long until the claims are read again.
 _POLL_SECONDS: Final = 0.5
+# What a note has room for, by the CRD: units of a pool, devices of a unit.
+MAX_NOTED: Final = 1024
+MAX_UNIT: Final = 256
 
 
 class LoanState(enum.Enum):
@@ -276,11 +283,33 @@ def look_at_loan(loan: Loan, facts: LoanFacts) -> tuple[Loan, tuple[LoanEffect, 
         loan, more = advance_loan(loan, LoanEvent.TIME_OVER, facts.now)
         effects += more
     again = max(left, 0.0) if loan.state.timed else 0.0
-    waits = loan.state in (LoanState.RECALLING, LoanState.READING)
-    return loan, tuple(effects), _POLL_SECONDS if waits else again
+    return loan, tuple(effects), _POLL_SECONDS if loan.state is LoanState.READING else again
 
 
 # --- the units of a pool ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lending:
+    """What a publisher knows of the loans of a pool, besides slices and note.
+
+    Attributes:
+        loans: by unit, as of the last look.
+        over: units whose loan has to end.
+        lends: whether devices are lent where pods need that.
+        strays: see ``PoolFacts``.
+        recalled: devices of which an allocation is refused still; their taint stays until it is not.
+        claims_seen: see ``LoanFacts``.
+        closing: see ``LoanFacts``.
+    """
+
+    loans: Mapping[str, Loan] = field(default_factory=dict)
+    over: frozenset[str] = frozenset()
+    lends: bool = False
+    strays: bool = False
+    recalled: frozenset[str] = frozenset()
+    claims_seen: bool | None = None
+    closing: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,6 +327,8 @@ class PoolFacts:
         now: see ``LoanFacts``.
         drain: see ``LoanFacts``.
         closing: see ``LoanFacts``.
+        strays: whether devices that somebody else has untainted are dealt with as if they had been lent. If
+            not, the pool is not the controller's for as long as there are any.
     """
 
     noted: tuple[LentUnit, ...]
@@ -309,6 +340,7 @@ class PoolFacts:
     now: float
     drain: float
     closing: float
+    strays: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +357,11 @@ class PoolLook:
     effects: Mapping[str, tuple[LoanEffect, ...]]
     again: float
 
+    @property
+    def reads_claims(self) -> bool:
+        """Whether the claims have to be read again, and then the pool looked at again."""
+        return any(LoanEffect.READ_CLAIMS in effects for effects in self.effects.values())
+
 
 def look_at_loans(loans: Mapping[str, Loan], facts: PoolFacts) -> PoolLook:
     """Return the loans of a pool after all that a look shows; also those of a process before this one."""
@@ -334,7 +371,7 @@ def look_at_loans(loans: Mapping[str, Loan], facts: PoolFacts) -> PoolLook:
     bare = unprotected_devices(facts.slices)
     stray: dict[str, set[str]] = {}
     # While a pool changes hands, its taints are the handover's.
-    for device, unit in units(facts.slices).items() if ours else ():
+    for device, unit in units(facts.slices).items() if ours and bare and facts.strays else ():
         if device in bare:
             stray.setdefault(unit, set()).add(device)
     after: dict[str, Loan] = {}
@@ -363,6 +400,15 @@ def look_at_loans(loans: Mapping[str, Loan], facts: PoolFacts) -> PoolLook:
     return PoolLook(after, effects, min(times, default=0.0))
 
 
+def notice(loans: Mapping[str, Loan], facts: PoolFacts) -> dict[str, Loan]:
+    """Return the loans of a pool with units that were ours until now, and cannot be by these facts.
+
+    The others wait for a look: what is there in time for them is decided there.
+    """
+    found = look_at_loans({}, facts).loans
+    return {**found, **loans}
+
+
 def _slices_event(slices: Iterable[ResourceSlice], unit: str, bare: frozenset[str]) -> LoanEvent:
     known = tuple(slices)
     published = devices_in(known, [unit]) & newest_devices(known).keys()
@@ -372,11 +418,14 @@ def _slices_event(slices: Iterable[ResourceSlice], unit: str, bare: frozenset[st
 
 
 def notes(loans: Mapping[str, Loan]) -> tuple[LentUnit, ...]:
-    """Return what ``status.publication.lent`` has to say."""
+    """Return what ``status.publication.lent`` has to say.
+
+    What it has no room for was not lent: somebody else has taken the taint off.
+    """
+    noted = [(unit, loan) for unit, loan in sorted(loans.items()) if loan.state.noted]
     return tuple(
-        LentUnit(unit=unit, devices=tuple(sorted(loan.touched)))
-        for unit, loan in sorted(loans.items())
-        if loan.state.noted
+        LentUnit(unit=unit, devices=tuple(sorted(loan.touched)[:MAX_UNIT]))
+        for unit, loan in noted[:MAX_NOTED]
     )
 
 

@@ -26,8 +26,10 @@ from dra_driver.ownership import (
     PoolAllocator,
     PoolID,
     is_published_by_node,
+    newest_devices,
     owner_of,
     pool_of_inventory,
+    raw_loans,
     raw_publication,
     recorded_allocator,
     refusal_of,
@@ -45,6 +47,16 @@ from dra_driver.publishing.epochs import (
 )
 from dra_driver.publishing.freeze import Freeze, changes_forms
 from dra_driver.publishing.handover import Handover, HandoverEffect, HandoverFacts, look
+from dra_driver.publishing.loans import (
+    Lending,
+    Loan,
+    PoolFacts,
+    PoolLook,
+    blocked_devices,
+    look_at_loans,
+    notes,
+    untainted_devices,
+)
 from dra_driver.publishing.steps import Announce, DeleteSlice, NoteAttempt, NoteStatus, Step, WriteSlice
 from dra_driver.resourceslice import (
     DesiredPool,
@@ -91,6 +103,7 @@ class Seen:
         claims_seen: whether all claims that the API server has are known; if None, they were not read again.
         drain: seconds between the last decision of one allocator and the first of the other.
         freeze: whether the pool is frozen, as of the last look.
+        lending: what is known of loans.
         begun: the epoch for which this process has begun to create slices, with every write answered.
         now: monotonic time in seconds.
     """
@@ -114,6 +127,7 @@ class Seen:
     claims_seen: bool | None = None
     drain: float = 0.0
     freeze: Freeze = field(default_factory=Freeze)
+    lending: Lending = field(default_factory=Lending)
     begun: int = 0
     now: float = 0.0
 
@@ -143,6 +157,8 @@ class PublicationPlan:
         handover_effects: what follows from that.
         freezes: whether the allocator must leave the pool alone while the steps are carried out, and until
             the informer shows what they wrote.
+        loans: what is lent from now on, by unit.
+        loans_read_claims: whether the claims have to be read again because of that.
         gone: device plugins that have gone, for the next look.
         again: seconds after which to look again although nothing has changed; 0: not.
     """
@@ -157,12 +173,19 @@ class PublicationPlan:
     handover: Handover = field(default_factory=Handover)
     handover_effects: tuple[HandoverEffect, ...] = ()
     freezes: bool = False
+    loans: Mapping[str, Loan] = field(default_factory=dict)
+    loans_read_claims: bool = False
     gone: Mapping[str, float] = field(default_factory=dict)
     again: float = 0.0
 
     @property
     def reads_claims(self) -> bool:
         """Whether the claims have to be read again, and then the pool looked at again."""
+        return self.handover_reads_claims or self.loans_read_claims
+
+    @property
+    def handover_reads_claims(self) -> bool:
+        """Whether that is for the handover: what is read for another reason may be too early for it."""
         return HandoverEffect.READ_CLAIMS in self.handover_effects
 
 
@@ -203,7 +226,11 @@ def _plan(seen: Seen, pool: PoolID, node: Node) -> PublicationPlan:
             now=seen.now,
             seconds=seen.leaving,
         )
-    desired, handover, effects, again = _desired(seen, counted)
+    state = _state(seen)
+    made = _desired(seen, counted, state)
+    desired = made.desired
+    # Slices that are created have every device tainted: such a write replaces nothing, and may come at any
+    # time. Within an epoch they come last, and what is lent first; otherwise nothing is lent.
     todo = plan_slices(
         slices_of_node(seen.slices, node.metadata.name),
         desired,
@@ -211,8 +238,7 @@ def _plan(seen: Seen, pool: PoolID, node: Node) -> PublicationPlan:
         least_generation=publication.generation + 1,
         labels=CREATED_BY_NODE if seen.by_node else CREATED_BY_CONTROLLER,
     )
-    state = _state(seen)
-    steps = tuple(_Steps(seen, desired, todo, handover, state).all())
+    steps = tuple(_Steps(seen, desired, todo, made.handover, made.look.loans, state).all())
     writes = any(isinstance(step, WriteSlice | DeleteSlice) for step in steps)
     return PublicationPlan(
         pool=pool,
@@ -220,11 +246,13 @@ def _plan(seen: Seen, pool: PoolID, node: Node) -> PublicationPlan:
         desired=desired,
         slices=todo,
         state=state,
-        handover=handover,
-        handover_effects=effects,
+        handover=made.handover,
+        handover_effects=made.effects,
         freezes=writes and (seen.freeze.blocked or changes_forms(todo, seen.slices)),
+        loans=made.look.loans,
+        loans_read_claims=made.look.reads_claims,
         gone=counted.gone,
-        again=min((seconds for seconds in (again, counted.again) if seconds), default=0.0),
+        again=min((s for s in (made.again, made.look.again, counted.again) if s), default=0.0),
     )
 
 
@@ -241,15 +269,31 @@ def _effects(seen: Seen, state: EpochState) -> tuple[EpochEffect, ...]:
     return EPOCH_TRANSITIONS[state, EpochEvent.LOOK if registered else EpochEvent.LOOK_UNREGISTERED].effects
 
 
-def _desired(
-    seen: Seen, counted: CountedResources
-) -> tuple[DesiredPool, Handover, tuple[HandoverEffect, ...], float]:
-    """Return what should be published, whose the pool is, the effects, and seconds to the next look."""
+@dataclass(frozen=True, slots=True)
+class _Desired:
+    """What should be published, and what that rests on.
+
+    Attributes:
+        desired: the slices.
+        handover: whose the pool is.
+        effects: of the handover.
+        look: the loans.
+        again: seconds to the next look at the handover.
+    """
+
+    desired: DesiredPool
+    handover: Handover = field(default_factory=Handover)
+    effects: tuple[HandoverEffect, ...] = ()
+    look: PoolLook = field(default_factory=lambda: PoolLook({}, {}, 0.0))
+    again: float = 0.0
+
+
+def _desired(seen: Seen, counted: CountedResources, state: EpochState) -> _Desired:
     if seen.by_node:
-        return _build(seen, counted, PoolAllocator.SCHEDULER), Handover(), (), 0.0
+        return _Desired(_build(seen, counted, PoolAllocator.SCHEDULER, seen.usage))
     # A pool that its node is to publish goes to kube-scheduler first, in the order that keeps it safe.
     to_node = seen.inventory.spec.publisher == NODE_PUBLISHES
-    desired = _build(seen, counted, PoolAllocator.SCHEDULER if to_node else None)
+    desired = _build(seen, counted, PoolAllocator.SCHEDULER if to_node else None, seen.usage)
     facts = HandoverFacts(
         record=recorded_allocator(seen.inventory.status.publication),
         slices=seen.slices,
@@ -261,26 +305,60 @@ def _desired(
         drain=seen.drain,
     )
     handover, effects, again = look(seen.handover, facts)
+    lent = _look_at_loans(seen, handover, state)
     refusal = seen.refusal if desired.allocator is PoolAllocator.CONTROLLER else ""
-    if handover.state.allocator is not desired.allocator:
-        desired = _build(seen, counted, handover.state.allocator)
-    conflicts = extended_resource_conflicts(desired, seen.classes)
-    return (
-        replace(desired, refusal=refusal, doubts=seen.doubts, conflicts=conflicts),
-        handover,
-        effects,
-        again,
+    if handover.state.allocator is not desired.allocator or lent.loans:
+        loans = untainted_devices(lent.loans) - seen.lending.recalled
+        desired = _build(seen, counted, handover.state.allocator, _held(seen, lent.loans), loans)
+    # Where devices are lent, kube-scheduler serves extended resources with them.
+    conflicts = () if seen.lending.lends else extended_resource_conflicts(desired, seen.classes)
+    desired = replace(desired, refusal=refusal, doubts=seen.doubts, conflicts=conflicts)
+    return _Desired(desired, handover, effects, lent, again)
+
+
+def _look_at_loans(seen: Seen, handover: Handover, state: EpochState) -> PoolLook:
+    status, lending = seen.inventory.status, seen.lending
+    if not (lending.loans or lending.strays or status.publication.lent):
+        return PoolLook({}, {}, 0.0)
+    published = state is EpochState.PUBLISHED and status.registration.registered
+    facts = PoolFacts(
+        noted=status.publication.lent,
+        slices=seen.slices,
+        handover=handover.state,
+        may_lend=published and seen.features.taints,
+        over=lending.over,
+        claims_seen=lending.claims_seen,
+        now=seen.now,
+        drain=seen.drain,
+        closing=lending.closing,
+        strays=lending.strays,
     )
+    return look_at_loans(lending.loans, facts)
 
 
-def _build(seen: Seen, counted: CountedResources, forced: PoolAllocator | None) -> DesiredPool:
+def _held(seen: Seen, loans: Mapping[str, Loan]) -> Usage:
+    """Return what claims hold, and may come to hold of what is lent: none of it changes its form."""
+    if not loans:
+        return seen.usage
+    usage = replace(seen.usage, published=newest_devices(seen.slices))
+    return usage.with_lent(blocked_devices(loans, seen.slices))
+
+
+def _build(
+    seen: Seen,
+    counted: CountedResources,
+    forced: PoolAllocator | None,
+    usage: Usage,
+    loans: frozenset[str] = frozenset(),
+) -> DesiredPool:
     return build_slices(
         seen.inventory,
         seen.policies,
-        seen.usage,
+        usage,
         options=PublishOptions(allocator=seen.allocator, forced=forced),
         features=seen.features,
         plugins=handed_out(counted.amounts, seen.classes),
+        loans=loans,
     )
 
 
@@ -288,9 +366,16 @@ class _Steps:
     """The steps that the table of epochs asks for."""
 
     def __init__(
-        self, seen: Seen, desired: DesiredPool, todo: SlicePlan, handover: Handover, state: EpochState
+        self,
+        seen: Seen,
+        desired: DesiredPool,
+        todo: SlicePlan,
+        handover: Handover,
+        loans: Mapping[str, Loan],
+        state: EpochState,
     ) -> None:
         self._seen = seen
+        self._loans = loans
         self._publication = seen.inventory.status.publication
         self._registration = seen.inventory.status.registration
         self._desired = desired
@@ -299,7 +384,10 @@ class _Steps:
         self._record = AllocatorRecord.SCHEDULER if seen.by_node else handover.state.record
 
     def all(self) -> Iterator[Step]:
-        """Yield them in order."""
+        """Yield them in order; what is lent is noted whatever the epoch says, before slices change."""
+        lent = notes(self._loans)
+        if lent != self._publication.lent and not self._seen.by_node:
+            yield NoteStatus(raw_loans(lent))
         effects = _effects(self._seen, self._state)
         if EpochEffect.UPDATE_SLICES in effects and self._todo.creates:
             return

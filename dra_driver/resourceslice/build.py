@@ -100,7 +100,7 @@ def build_slices(
         pool=PoolName(inventory.spec.node_name),
         node_name=inventory.spec.node_name,
         allocator=allocator,
-        slices=_split(published, forms.counters),
+        slices=_split(published, forms.counters, protected=protected),
         problems=tuple(problems),
         wanted=wanted,
         strategy=settings.strategy,
@@ -149,8 +149,9 @@ def _outcomes(settings: PoolSettings, pending: Sequence[Pending]) -> dict[str, P
     return result
 
 
-def _split(devices: list[Device], counters: list[CounterSet]) -> tuple[SliceContent, ...]:
-    limited = any(d.taints or d.consumes_counters for d in devices)
+def _split(devices: list[Device], counters: list[CounterSet], *, protected: bool) -> tuple[SliceContent, ...]:
+    # A protected pool without a taint has lent everything: it has as many slices before and after.
+    limited = protected or any(d.taints or d.consumes_counters for d in devices)
     size = MAX_DEVICES_WITH_TAINTS if limited else MAX_DEVICES
     # A pool without devices still has one slice: none at all would read as "not published yet".
     slices = [
