@@ -8,12 +8,17 @@ from dataclasses import dataclass
 import structlog
 
 from controller.assembly.environment import Environment, State
+from controller.config import LendingMode
 from controller.observe.metrics import Metrics
 from controller.publish.dropped import DroppedCapacity
 from controller.publish.extended_resources import ExtendedResources
 from controller.publish.gates import PoolGates
+from controller.publish.known_claims import KnownClaims
+from controller.publish.lending import FirstRead
+from controller.publish.loans import PoolLoans
 from controller.publish.policies import PolicyBook
-from controller.publish.publisher import Publisher
+from controller.publish.publisher import POOL_INDEX, Publisher
+from controller.publish.recalls import RecallWriter
 from controller.publish.tolerators import Tolerators
 from dra_driver.errors import DraError
 from dra_driver.kube import Backoff
@@ -32,6 +37,9 @@ class Publishing:
 
     policies: PolicyBook
     publisher: Publisher
+    loans: PoolLoans
+    recalls: RecallWriter | None
+    first_read: FirstRead
 
     @classmethod
     def of(cls, env: Environment, state: State) -> Publishing:
@@ -46,6 +54,22 @@ class Publishing:
             timings=config.timings,
             default=PoolPolicy(config.strategy, config.node_policy),
         )
+        gates = PoolGates(
+            clock,
+            inventories=informers.inventories,
+            slices=informers.slices,
+            changed=state.pools.set_blocked,
+        )
+        loans = PoolLoans(
+            config.lending,
+            config.timings,
+            clock,
+            gates,
+            inventories=informers.inventories,
+            slices=informers.slices,
+            slices_of=lambda pool: informers.slices.by_index(POOL_INDEX, pool),
+            blocked=state.pools.set_lent,
+        )
         publisher = Publisher(
             client,
             config,
@@ -55,12 +79,8 @@ class Publishing:
             slices=informers.slices,
             nodes=informers.nodes,
             policies=policies,
-            gates=PoolGates(
-                clock,
-                inventories=informers.inventories,
-                slices=informers.slices,
-                changed=state.pools.set_blocked,
-            ),
+            gates=gates,
+            loans=loans,
             tolerators=_tolerators(env, state),
             extended_resources=ExtendedResources(informers.classes, changed=state.republish.send),
             assume_cache=state.assume_cache,
@@ -72,7 +92,13 @@ class Publishing:
         env.metrics.watch_dropped_capacity(dropped.count)
         for queue in (publisher.queue, policies.queue):
             env.metrics.watch_queue(queue.name, queue.__len__)
-        return cls(policies, publisher)
+        recalls: RecallWriter | None = None
+        if config.lending is not LendingMode.OFF:
+            seconds = config.timings.recalled
+            recalls = RecallWriter(client, clock, config.namespace, loans, gates, seconds)
+            env.metrics.watch_loans(loans.count, recalls.__len__)
+        first_read = FirstRead(KnownClaims(client, state.assume_cache), loans, config.timings.drain)
+        return cls(policies, publisher, loans, recalls, first_read)
 
     async def probe(self, metrics: Metrics) -> None:
         """Ask the API server which fields it keeps, until it answers: that decides who allocates."""
@@ -95,6 +121,9 @@ class Publishing:
         """Start the loops."""
         tasks.create_task(self.publisher.run())
         tasks.create_task(self.policies.run())
+        if self.recalls is not None:
+            tasks.create_task(self.recalls.run())
+            tasks.create_task(self.first_read.run())
 
     def close(self) -> None:
         """Cancel timers."""

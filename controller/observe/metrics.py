@@ -6,6 +6,7 @@ cluster). Labels are bounded: verbs, plurals of kinds, codes, outcomes; never na
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Final, TypeVar
@@ -19,6 +20,7 @@ from dra_driver.errors import ApiError, ApiUnavailable
 from dra_driver.fleet import ShapeCount
 from dra_driver.kube import Call, DelegatingClient
 from dra_driver.ports import KubeClient
+from dra_driver.publishing.loans import LoanState
 
 __all__ = ["CONTENT_TYPE", "MeteredClient", "Metrics"]
 
@@ -196,6 +198,17 @@ class Metrics:
             "Pods and groups for which others would be preempted, in a dry run.",
             registry=self.registry,
         )
+        self._loans = Gauge(
+            f"{prefix}_loans",
+            "Units of devices that are lent to kube-scheduler, or on their way there or back, by state.",
+            ["state"],
+            registry=self.registry,
+        )
+        self._recalled = Gauge(
+            f"{prefix}_recalled_devices",
+            "Devices that kube-scheduler may allocate no longer; with 512 nothing more is lent.",
+            registry=self.registry,
+        )
         self._depth = Gauge(
             f"{prefix}_queue_depth", "Keys that wait for a worker.", ["queue"], registry=self.registry
         )
@@ -273,6 +286,13 @@ class Metrics:
         """Read for how many pods and groups others are, or would be, preempted whenever metrics are read."""
         self._preempting.set_function(rounds)
         self._would_preempt.set_function(wishes)
+
+    def watch_loans(self, count: Callable[[LoanState], float], recalled: Callable[[], float]) -> None:
+        """Read how many units are lent, and devices recalled, whenever metrics are read."""
+        for state in LoanState:
+            if state.blocked:
+                self._loans.labels(state.name.lower()).set_function(functools.partial(count, state))
+        self._recalled.set_function(recalled)
 
     def watch_leader(self, leads: Callable[[], bool]) -> None:
         """Read whether this process works whenever metrics are read."""

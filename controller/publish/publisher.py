@@ -17,6 +17,8 @@ from controller.observe.tracing import traced
 from controller.publish.execution import Attempts, Execution
 from controller.publish.extended_resources import ExtendedResources
 from controller.publish.gates import PoolGates
+from controller.publish.known_claims import KnownClaims
+from controller.publish.loans import PoolLoans
 from controller.publish.pace import Pace
 from controller.publish.policies import PolicyBook
 from controller.publish.same_uuids import SameUuids
@@ -24,7 +26,7 @@ from controller.publish.tolerators import Tolerators
 from dra_driver.api.core import Node
 from dra_driver.api.own.inventory import DeviceInventory, inventory_name
 from dra_driver.api.own.policy import DevicePolicy
-from dra_driver.api.resource import RESOURCE_CLAIMS, ResourceSlice
+from dra_driver.api.resource import ResourceSlice
 from dra_driver.kube import EventRecorder, Handler, Informer, WorkQueue
 from dra_driver.kube.features import probe_features
 from dra_driver.kube.slices import AlteredByServer
@@ -39,7 +41,7 @@ from dra_driver.ownership import (
 from dra_driver.ports import Clock, KubeClient
 from dra_driver.publishing import PublicationPlan, Seen, Verdict, plan_publication
 from dra_driver.publishing.epochs import EpochEvent
-from dra_driver.resourceclaim import allocated_pools
+from dra_driver.publishing.loans import Lending
 from dra_driver.resourceslice import ServerFeatures, Usage
 from dra_driver.structured import PoolPolicy
 
@@ -72,6 +74,7 @@ class Publisher:
         slices: Informer[ResourceSlice],
         nodes: Informer[Node],
         gates: PoolGates,
+        loans: PoolLoans | None = None,
         policies: PolicyBook | None = None,
         tolerators: Tolerators | None = None,
         extended_resources: ExtendedResources | None = None,
@@ -89,6 +92,7 @@ class Publisher:
             slices: with the index ``POOL_INDEX``.
             nodes: owners of the slices, and what policies select on.
             gates: pools that the allocator must leave alone.
+            loans: what is lent of pools; if None, nothing ever was.
             policies: DevicePolicies; if None, there are none.
             tolerators: claims that kube-scheduler could serve from our pools; if None, there are none.
             extended_resources: what device plugins hand out; if None, nothing is withheld because of them.
@@ -102,11 +106,13 @@ class Publisher:
         self._slices = slices
         self._nodes = nodes
         self._gates = gates
+        self._loans = loans
         self._policies = policies
         self._tolerators = tolerators
         self._extended = extended_resources
         self._assume_cache = assume_cache
         self._rule_changed = rule_changed
+        self._claims = KnownClaims(client, assume_cache)
         self._attempts = Attempts()
         self._pace = Pace()
         self._uuids = SameUuids()
@@ -162,6 +168,8 @@ class Publisher:
                 deleted=self._slice_deleted,
             )
         )
+        if self._loans is not None:
+            self._loans.asking.listen(lambda pool: self.queue.add(inventory_name(pool.pool, pool.driver)))
         self._nodes.add_handler(Handler(added=self._node_changed, updated=self._node_updated))
         if self._policies is not None:
             self._policies.informer.add_handler(
@@ -242,18 +250,38 @@ class Publisher:
         if self._has_to_wait(name):
             return
         planned = self._plan(name, features)
-        if planned is not None and planned[1].reads_claims:
-            known = await self._claims_are_known(planned[1].pool)
-            planned = self._plan(name, features, claims_seen=known)
         if planned is None:
+            await self._look_at_the_rest(name)
             return
         inventory, plan = planned
+        if plan.reads_claims:
+            known = await self._claims.are_known(plan.pool)
+            planned = self._plan(
+                name,
+                features,
+                claims_seen=known if plan.handover_reads_claims else None,
+                loans_claims_seen=known if plan.loans_read_claims else None,
+            )
+            if planned is None:
+                return
+            inventory, plan = planned
         self._remember(inventory, plan)
         try:
             await self._execution.carry_out(plan, inventory)
         except AlteredByServer:
             self._features = None
             raise
+
+    async def _look_at_the_rest(self, name: str) -> None:
+        """Let the loans of a pool come to their end whose inventory is gone."""
+        pool = self._loans.without_inventory(name) if self._loans is not None else None
+        if self._loans is None or pool is None:
+            return
+        look = self._loans.look(pool)
+        if look.reads_claims:
+            look = self._loans.look(pool, claims_seen=await self._claims.are_known(pool))
+        if look.again:
+            self.queue.add_after(name, look.again)
 
     def _has_to_wait(self, name: str) -> bool:
         """Return whether an inventory has changed too often of late; it is looked at later then."""
@@ -270,19 +298,34 @@ class Publisher:
         return False
 
     def _plan(
-        self, name: str, features: ServerFeatures, *, claims_seen: bool | None = None
+        self,
+        name: str,
+        features: ServerFeatures,
+        *,
+        claims_seen: bool | None = None,
+        loans_claims_seen: bool | None = None,
     ) -> tuple[DeviceInventory, PublicationPlan] | None:
-        """Look at an inventory of ours and return what to do about it; whose the pool is counts at once."""
+        """Look at an inventory of ours and return what to do about it.
+
+        Whose the pool is, and what is lent of it, counts at once.
+        """
         inventory = self._inventories.get_by_name(name)
         if inventory is None or inventory.spec.driver not in self._config.drivers:
             return None
-        plan = plan_publication(self._look(inventory, features, claims_seen=claims_seen))
+        seen = self._look(inventory, features, claims_seen, loans_claims_seen)
+        plan = plan_publication(seen)
         if plan.verdict is Verdict.PUBLISHES:
             self._gates.hand_over(plan.pool, plan.handover, plan.handover_effects)
+            if self._loans is not None:
+                self._loans.put(plan.pool, plan.loans)
         return inventory, plan
 
     def _look(
-        self, inventory: DeviceInventory, features: ServerFeatures, *, claims_seen: bool | None
+        self,
+        inventory: DeviceInventory,
+        features: ServerFeatures,
+        claims_seen: bool | None,
+        loans_claims_seen: bool | None,
     ) -> Seen:
         """Return what is seen of a pool right now."""
         pool = pool_of_inventory(inventory)
@@ -309,6 +352,7 @@ class Publisher:
             claims_seen=claims_seen,
             drain=self._config.timings.drain,
             freeze=self._gates.freeze(pool),
+            lending=self._loans.seen(pool, claims_seen=loans_claims_seen) if self._loans else Lending(),
             begun=self._attempts.begun(inventory),
             now=self._clock.monotonic(),
         )
@@ -329,19 +373,10 @@ class Publisher:
             self._pending.discard(plan.pool)
         if self._policies is not None and self._policies.record(inventory, plan.desired):
             self._rule_changed(plan.pool, self._policies.rule(plan.pool))
-        if plan.again:
-            self.queue.add_after(inventory.metadata.name, plan.again)
-
-    async def _claims_are_known(self, pool: PoolID) -> bool:
-        """Whether every allocation from the pool that the API server has is known here, too."""
-        if self._assume_cache is None:
-            return True
-        found = await self._client.list(RESOURCE_CLAIMS)
-        for claim in found.items:
-            if pool in allocated_pools(claim) and not self._assume_cache.knows(claim):
-                log.info("waiting for a claim to be seen", pool=str(pool), claim=str(claim.key))
-                return False
-        return True
+        left = self._loans.left(plan.pool) if self._loans is not None else 0.0
+        for seconds in (plan.again, left):
+            if seconds:
+                self.queue.add_after(inventory.metadata.name, seconds)
 
 
 def _usage(assumed: AssumeCache | None, pool: PoolID, slices: Iterable[ResourceSlice]) -> Usage:
