@@ -42,6 +42,7 @@ from dra_driver.structured.index.similar import (
     similar_nodes,
     suitable_devices,
 )
+from dra_driver.structured.lending import LoanChoice, NoLoan, choose_loan, lent_view
 from dra_driver.structured.matching.contested import contested, fits_beside
 from dra_driver.structured.matching.taintrules import concerns, with_rules
 from dra_driver.structured.model.budget import Budget, BudgetExhausted
@@ -96,6 +97,8 @@ __all__ = [
     "GroupRefused",
     "GroupTerms",
     "Level",
+    "LoanChoice",
+    "NoLoan",
     "NodePolicy",
     "NodeReasons",
     "NodeView",
@@ -111,6 +114,7 @@ __all__ = [
     "allocate",
     "allocate_group",
     "attribute_text",
+    "choose_loan",
     "concerns",
     "contested",
     "count_copies",
@@ -123,6 +127,7 @@ __all__ = [
     "group_terms",
     "is_named_by_others",
     "is_named_by_us",
+    "lent_view",
     "levels_of",
     "node_layouts",
     "pod_group_terms",
