@@ -17,6 +17,7 @@ from controller.allocate.decide import (
     GroupWrite,
     Hard,
     Lane,
+    Lend,
     PodAnswer,
     PodExpected,
     PodID,
@@ -238,7 +239,7 @@ class Allocator:
             case GroupWrite():
                 assert answer.group is not None
                 await self._write_group(answer.group, answered, answer.decision)
-            case SetAside():
+            case Lend() | SetAside():
                 raise AssertionError("it answers another question")
 
     def _delay(self, pod: Pod) -> None:

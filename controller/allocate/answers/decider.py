@@ -21,6 +21,7 @@ from controller.allocate.decide import (
     Decisions,
     GroupWrite,
     Lane,
+    Lend,
     PodAnswer,
     PodExpected,
     PodID,
@@ -242,6 +243,11 @@ class Decider:
                 return self._may_write(writes, knowledge)
             case Refuse(undo=undo):
                 return self._may_undo(undo, self._claims_of(pod, answer), knowledge)
+            case Lend(devices=devices):
+                pools = [pool for pool, _ in devices]
+                return self._hold(pools, knowledge) and all(
+                    self._journal.freshness.knows_taken(pool, knowledge) for pool in pools
+                )
             case Proceed():
                 claims = self._claims_of(pod, answer)
                 return all(self._journal.freshness.holds_for_claim(key, knowledge) for key in claims)

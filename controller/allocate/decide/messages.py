@@ -39,6 +39,7 @@ __all__ = [
     "GroupWrite",
     "Hard",
     "Lane",
+    "Lend",
     "NodeTurnedDown",
     "ObjectGone",
     "ObjectSeen",
@@ -91,6 +92,7 @@ class Settings:
             each time, too. A cycle of kube-scheduler has ended by then, whatever it does.
         decision_seconds: CPU time that a decision for a pod may take in the slow lane.
         group_decision_seconds: likewise for all pods of a group.
+        lends: whether devices are lent to kube-scheduler for pods that it alone can place.
         shapes: requests that are counted now and then.
         group_labels: labels of others that make pods a group.
     """
@@ -103,6 +105,7 @@ class Settings:
     rest_seconds: float = 60.0
     decision_seconds: float = 2.0
     group_decision_seconds: float = 10.0
+    lends: bool = False
     shapes: tuple[RequestShape, ...] = ()
     group_labels: tuple[str, ...] = tuple(GroupLabels)
 
@@ -377,11 +380,26 @@ class SetAside:
 
 
 @dataclass(frozen=True, slots=True)
+class Lend:
+    """Devices to be lent to kube-scheduler, which finds all that the pod asks for with them.
+
+    Nothing is taken by this: until they are lent, others may get them, and the pod is asked about again.
+
+    Attributes:
+        node: where.
+        devices: names, by pool of ours.
+    """
+
+    node: str
+    devices: tuple[tuple[PoolID, tuple[str, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Hard:
     """The question needs more work than the fast lane gives; it is to be asked in the slow lane."""
 
 
-Decision = Wait | Proceed | Refuse | Write | GroupWrite | Hard | SetAside
+Decision = Wait | Proceed | Refuse | Write | GroupWrite | Lend | Hard | SetAside
 
 
 @dataclass(frozen=True, slots=True)

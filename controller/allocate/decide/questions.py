@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from controller.allocate.decide.earlier_users import EarlierUser
-from controller.allocate.decide.messages import Proceed, Wait, Write
+from controller.allocate.decide.messages import Lend, Proceed, Wait, Write
 from controller.allocate.decide.nodes.placement import Placement
 from controller.allocate.decide.state.objects import CLAIM_INDEX, Objects, is_finished
 from controller.allocate.decide.state.ownership import ClaimOwnership, OwnedClaim
@@ -57,7 +57,7 @@ class NoFit:
         return self.why if isinstance(self.why, str) else self.why()
 
 
-PodDecision = Wait | Proceed | NoFit | Write
+PodDecision = Wait | Proceed | NoFit | Write | Lend
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cache
 
 from controller.allocate.decide.earlier_users import EarlierUser
+from controller.allocate.decide.lending import Lending
 from controller.allocate.decide.messages import Proceed, Settings, Wait, Write
 from controller.allocate.decide.nodes.placement import FreeRoom, Placements
 from controller.allocate.decide.questions import (
@@ -82,6 +83,7 @@ class PodDecider:
         self._claims = claims
         self._pods = pods
         self._placements = placements
+        self._lending = Lending(cluster, claims, placements) if settings.lends else None
         # What is taken for the question at hand, where it is not what the claims hold.
         self._supposed: AllocatedState | None = None
 
@@ -244,6 +246,10 @@ class PodDecider:
             trial: what is taken when other pods of its group are allocated; if None, what is taken now.
             within: only these nodes.
         """
+        if self._lending is not None and trial is None and within is None:
+            lent = self._lend(self._lending, pod, budget, avoid)
+            if lent is not None:
+                return lent
         question = self.question(pod, avoid, earlier=earlier, trial=trial)
         if isinstance(question, Wait) and trial is None:
             return self._without_a_claim(pod) or question
@@ -269,6 +275,13 @@ class PodDecider:
         ):
             return replace(decision, elsewhere=True)
         return decision
+
+    def _lend(self, lending: Lending, pod: Pod, budget: Budget, avoid: Collection[str]) -> PodDecision | None:
+        """Return what is lent for a pod; None where kube-scheduler need not allocate anything of ours."""
+        claims = self._claims_of(pod, None)
+        if pod.spec.node_name or isinstance(claims, Wait):
+            return None
+        return lending.decide(pod, claims, self._snapshot(None), self._pools, avoid=avoid, budget=budget)
 
     def question(
         self,

@@ -19,6 +19,7 @@ from controller.allocate.decide import (
     Hard,
     Lane,
     Learned,
+    Lend,
     Place,
     PodAnswer,
     PodID,
@@ -40,6 +41,7 @@ from dra_driver.api.resource import (
 )
 from dra_driver.errors import DecodeError
 from dra_driver.fleet import RequestShape, ShapeCount
+from dra_driver.ownership import PoolID
 
 __all__ = [
     "Answer",
@@ -99,6 +101,11 @@ class _SetAside(msgspec.Struct, frozen=True, tag="set aside"):
     places: tuple[Place, ...]
 
 
+class _Lend(msgspec.Struct, frozen=True, tag="lend"):
+    node: str
+    devices: tuple[tuple[PoolID, tuple[str, ...]], ...]
+
+
 class _Write(msgspec.Struct, frozen=True):
     pod: PodID | None
     node: str
@@ -109,7 +116,7 @@ class _Writes(msgspec.Struct, frozen=True, tag="write"):
     writes: tuple[_Write, ...]
 
 
-_Packed = _Wait | _Proceed | _Refuse | _Hard | _Writes | _SetAside
+_Packed = _Wait | _Proceed | _Refuse | _Hard | _Writes | _Lend | _SetAside
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -233,6 +240,8 @@ def _packed(decision: Decision) -> _Packed:
             return _Hard()
         case SetAside(rank, places):
             return _SetAside(rank, places)
+        case Lend(node, devices):
+            return _Lend(node, devices)
         case Write():
             return _Writes((_packed_write(None, decision),))
         case GroupWrite(writes):
@@ -284,6 +293,8 @@ def decision_of(answer: Answer, known: Callable[[ObjectKey], ResourceClaim | Non
             return Hard()
         case _SetAside(rank, places):
             return SetAside(rank, places)
+        case _Lend(node, devices):
+            return Lend(node, devices)
         case _Writes(writes):
             pairs = [
                 (w.pod, Write(w.node, tuple((found(ref), allocation) for ref, allocation in w.allocations)))
@@ -317,7 +328,7 @@ def check_answer(answer: Answer, question: PodQuestion, known: int, version: int
     if question.set_aside:
         asked: tuple[type[Any], ...] = (_SetAside, _Refuse, _Wait)
     else:
-        asked = (_Wait, _Proceed, _Refuse, _Hard, _Writes)
+        asked = (_Wait, _Proceed, _Refuse, _Hard, _Writes, _Lend)
     if not isinstance(answer.decision, asked):
         raise DecodeError("it answers another question")
     waits = [answer.pause, *(seconds for _, seconds in answer.avoided)]

@@ -19,6 +19,7 @@ from controller.allocate.decide import (
     DevicesSetAside,
     GroupWrite,
     Hard,
+    Lend,
     NodeTurnedDown,
     ObjectGone,
     ObjectSeen,
@@ -90,6 +91,7 @@ class Both:
         self.changes: list[Change] = []
         self.owners = PoolOwners([OURS])
         self.blocked: dict[PoolID, bool] = {}
+        self.lent: dict[PoolID, frozenset[str]] = {}
 
     def _send(self, version: int, change: Change) -> None:
         message = sent(frame_of_change(version, change))
@@ -102,8 +104,9 @@ class Both:
         self.journal.apply(change)
         self.changes.append(change)
         match change:
-            case PoolChanged(pool, blocked):
+            case PoolChanged(pool, blocked, _, lent):
                 self.blocked[pool] = blocked
+                self.lent[pool] = lent
             case ObjectSeen(ResourceSlice() as item):
                 self.owners.put(item)
             case ObjectGone(kind, key) if kind is ResourceSlice:
@@ -138,8 +141,11 @@ class Both:
         return every, new
 
     def ours(self, allocation: AllocationResult) -> bool:
-        pools = {PoolID(r.driver, r.pool) for r in allocation.devices.results}
-        return all(self.owners.of(p) is Owner.OURS and not self.blocked.get(p) for p in pools)
+        results = [(PoolID(r.driver, r.pool), r) for r in allocation.devices.results]
+        return all(
+            self.owners.of(p, self.lent.get(p, frozenset())) is Owner.OURS and not self.blocked.get(p)
+            for p, _ in results
+        ) and not any(r.device in self.lent.get(p, ()) and not r.admin_access for p, r in results)
 
 
 def without_claims(decision: Decision) -> Decision:
@@ -334,7 +340,8 @@ class Scenario:
     def pool_changes(self) -> None:
         pool = PoolID(OURS, PoolName(self.rng.choice(NODES)))
         blocked = self.rng.random() < 0.2
-        self.both.apply(PoolChanged(pool, blocked, self.rng.choice(POLICIES)))
+        lent = frozenset({"d0"} if self.rng.random() < 0.3 else ())
+        self.both.apply(PoolChanged(pool, blocked, self.rng.choice(POLICIES), lent))
 
     def decide(self) -> PodAnswer | None:
         """Ask about a pod, and assume what is answered."""
@@ -352,7 +359,7 @@ class Scenario:
             case GroupWrite(writes):
                 for pod_id, write in writes:
                     self.assume(pod_id, write)
-            case Wait() | Proceed() | Refuse() | Hard() | SetAside():
+            case Wait() | Proceed() | Refuse() | Hard() | SetAside() | Lend():
                 pass
         return answer
 

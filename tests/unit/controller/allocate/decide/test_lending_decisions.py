@@ -1,0 +1,219 @@
+"""Which devices are lent for pods that only kube-scheduler can place with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import builders
+import pytest
+from builders import DRIVER, PROTECTED
+
+from controller.allocate.decide import (
+    ClaimSeen,
+    Decision,
+    Decisions,
+    Lend,
+    NodeTurnedDown,
+    ObjectSeen,
+    PodAnswer,
+    PodID,
+    PodQuestion,
+    PoolChanged,
+    Proceed,
+    Refuse,
+    Settings,
+    Wait,
+    Write,
+)
+from controller.allocate.worker.sent_answers import Answer, decision_of, packed_answer
+from dra_driver.api import codec
+from dra_driver.api.core import Node, Pod
+from dra_driver.api.meta import ObjectKey, PoolName, Uid
+from dra_driver.api.resource import DeviceClass, ResourceClaim, ResourceSlice
+from dra_driver.ownership import PoolID
+from dra_driver.structured import PoolPolicy
+
+NS = builders.NAMESPACE
+OTHER = "nic.example.com"
+ROOM = {"cpu": "8", "memory": "32Gi", "pods": "110"}
+RESOURCE = "example.com/gpu"
+IMPLICIT = "deviceclass.resource.kubernetes.io/gpu"
+
+
+def pool(node: str) -> PoolID:
+    return PoolID(DRIVER, PoolName(node))
+
+
+class World:
+    """Two nodes with two GPUs each; on n2 there is a NIC, beside gpu-1."""
+
+    def __init__(self, *, lends: bool = True) -> None:
+        self.decisions = Decisions(Settings(drivers=(DRIVER,), lends=lends), lambda: 0.0)
+        gpus = f'device.driver == "{DRIVER}"'
+        self.seen(DeviceClass, builders.device_class("gpu", gpus, extendedResourceName=RESOURCE))
+        self.seen(DeviceClass, builders.device_class("nic", f'device.driver == "{OTHER}"'))
+        for name in ("n1", "n2"):
+            self.node(name)
+            gpus_there = [
+                builders.device(f"gpu-{i}", taints=[PROTECTED], attributes={"root": f"r{i}"})
+                for i in range(2)
+            ]
+            self.seen(ResourceSlice, builders.resource_slice(name, *gpus_there))
+        nic = builders.device("nic-0", attributes={f"{DRIVER}/root": "r1"})
+        self.seen(ResourceSlice, builders.resource_slice("n2", nic, driver=OTHER))
+
+    def node(self, name: str, **allocatable: str) -> None:
+        room = {**ROOM, **{k.replace("__", "/").replace("_", "."): v for k, v in allocatable.items()}}
+        self.seen(Node, builders.node(name, allocatable=room))
+
+    def seen(self, kind: type[Any], body: dict[str, Any]) -> None:
+        self.decisions.apply(ObjectSeen(codec.convert(kind, body)))
+
+    def claim(self, name: str, *requests: dict[str, Any], status: Any = None, **more: Any) -> None:
+        body = builders.claim(name, *requests, uid=f"uid-{name}", status=status, **more)
+        self.decisions.apply(ClaimSeen(codec.convert(ResourceClaim, body)))
+
+    def answer(self, name: str, *claims: str, now: float = 0.0, **spec: Any) -> PodAnswer:
+        self.seen(Pod, builders.pod(name, *claims, uid=name, gated=True, **spec))
+        return self.decisions.decide(PodQuestion(PodID(ObjectKey(NS, name), Uid(name)), now))
+
+    def ask(self, name: str, *claims: str, **spec: Any) -> Decision:
+        return self.answer(name, *claims, **spec).decision
+
+
+def asking(amount: int, resource: str = RESOURCE) -> dict[str, Any]:
+    """A pod whose container asks for an extended resource."""
+    requests = {"cpu": "1", resource: str(amount)}
+    return {"containers": [{"name": "c", "image": "i", "resources": {"requests": requests}}]}
+
+
+def both(**more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    return builders.request(**more), builders.request("nic", "nic")
+
+
+@pytest.mark.parametrize("resource", [RESOURCE, IMPLICIT])
+def test_devices_are_lent_for_extended_resources(resource: str) -> None:
+    world = World()
+    world.claim("one", status=builders.allocation(builders.result("n1", "gpu-0")))
+    # Best fit: the node that has less left.
+    assert world.ask("a", **asking(1, resource)) == Lend("n1", ((pool("n1"), ("gpu-1",)),))
+    assert world.ask("b", **asking(2, resource)) == Lend("n2", ((pool("n2"), ("gpu-0", "gpu-1")),))
+    assert isinstance(world.ask("c", **asking(3, resource)), Refuse)
+
+
+def test_devices_are_lent_for_a_claim_over_two_drivers() -> None:
+    world = World()
+    world.claim("both", *both())
+    answer = world.ask("a", "both")
+    assert isinstance(answer, Lend)
+    assert answer.node == "n2"
+    # Under one root, which only one of the GPUs shares with the NIC.
+    world.claim("aligned", *both(), constraints=[{"matchAttribute": f"{DRIVER}/root"}])
+    assert world.ask("b", "aligned") == Lend("n2", ((pool("n2"), ("gpu-1",)),))
+    world.claim("taken", status=builders.allocation(builders.result("n2", "gpu-1")))
+    refusal = world.ask("c", "aligned")
+    assert isinstance(refusal, Refuse)
+    assert [c.metadata.name for c in refusal.claims] == ["aligned"]
+
+
+def test_claims_of_ours_go_along_with_extended_resources() -> None:
+    world = World()
+    world.claim("own")
+    answer = world.ask("a", "own", **asking(1))
+    assert isinstance(answer, Lend)
+    assert [len(names) for _, names in answer.devices] == [2]
+
+
+def test_nothing_is_lent_where_lending_is_off() -> None:
+    world = World(lends=False)
+    world.claim("both", *both())
+    world.claim("own")
+    refusal = world.ask("a", "both")
+    assert isinstance(refusal, Refuse)
+    assert "mixes devices" in refusal.message
+    assert isinstance(world.ask("b", "own", **asking(1)), Write)
+    assert world.ask("c", **asking(1)) == Proceed()
+
+
+def test_what_others_have_is_left_to_kube_scheduler() -> None:
+    world = World()
+    assert world.ask("a", **asking(1, "example.com/unknown")) == Proceed()
+    assert world.ask("b", **asking(1, "deviceclass.resource.kubernetes.io/nic")) == Proceed()
+    world.claim("nic", builders.request("nic", "nic"))
+    assert world.ask("c", "nic") == Proceed(theirs=True)
+    world.claim("own")
+    assert isinstance(world.ask("d", "own"), Write)
+
+
+def test_a_node_whose_device_plugin_advertises_the_resource_is_left_out() -> None:
+    world = World()
+    world.node("n1", example_com__gpu="2")
+    for name in ("a", "b"):
+        answer = world.ask(name, **asking(1))
+        assert isinstance(answer, Lend)
+        assert answer.node == "n2"
+
+
+def test_one_loan_at_a_time_on_a_node_and_none_of_what_is_lent() -> None:
+    world = World()
+    world.claim("both", *both())
+    world.decisions.apply(PoolChanged(pool("n2"), False, PoolPolicy(), frozenset({"gpu-0"})))
+    answer = world.ask("b", **asking(1))
+    assert isinstance(answer, Lend)
+    assert answer.node == "n1"
+    world.decisions.apply(PoolChanged(pool("n1"), False, PoolPolicy(), frozenset({"gpu-0"})))
+    refusal = world.ask("a", "both")
+    assert isinstance(refusal, Refuse)
+    assert "lent for another pod" in refusal.message
+    world.decisions.apply(PoolChanged(pool("n2"), False, PoolPolicy()))
+    assert isinstance(world.ask("a", "both"), Lend)
+
+
+def test_a_node_where_a_loan_was_in_vain_is_left_out_for_a_while() -> None:
+    world = World()
+    first = world.ask("a", **asking(1))
+    assert isinstance(first, Lend)
+    world.decisions.apply(NodeTurnedDown(Uid("a"), first.node, 0.0))
+    second = world.ask("a", now=1.0, **asking(1))
+    assert isinstance(second, Lend)
+    assert second.node != first.node
+
+
+@pytest.mark.parametrize("amount", [33, 10**6, 10**15, 10**18, 10**30])
+def test_nothing_is_lent_for_an_amount_that_no_claim_can_have(amount: int) -> None:
+    answer = World().ask("a", **asking(amount))
+    # What does not fit into 64 bits kube-scheduler does not count.
+    assert isinstance(answer, Refuse if amount < 2**59 else Proceed)
+
+
+def test_a_pod_of_many_containers_is_refused_or_served() -> None:
+    world = World()
+    one = asking(1)["containers"][0]
+    containers = [{**one, "name": f"c{i}"} for i in range(200)]
+    refusal = world.ask("a", containers=containers)
+    assert isinstance(refusal, Refuse)
+
+
+def test_admin_access_is_not_lent() -> None:
+    world = World()
+    world.claim("look", *both(adminAccess=True))
+    refusal = world.ask("a", "look")
+    assert isinstance(refusal, Refuse)
+    assert "admin access" in refusal.message
+
+
+def test_a_pod_that_has_its_extended_resources_gets_no_more() -> None:
+    world = World()
+    body = builders.pod("a", uid="a", **asking(1))
+    body["status"]["extendedResourceClaimStatus"] = {"resourceClaimName": "made", "requestMappings": []}
+    world.seen(Pod, body)
+    question = PodQuestion(PodID(ObjectKey(NS, "a"), Uid("a")), 0.0)
+    assert isinstance(world.decisions.decide(question).decision, Proceed | Wait)
+
+
+def test_the_answer_is_the_same_from_another_process() -> None:
+    world = World()
+    answer = world.answer("a", **asking(2))
+    received = codec.decode(Answer, packed_answer(answer, answer.version, 0, slow=False))
+    assert decision_of(received, lambda _: None) == answer.decision
+    assert isinstance(answer.decision, Lend)
