@@ -34,6 +34,7 @@ from controller.allocate.decide import (
     node_of,
     rank_of_group,
 )
+from controller.allocate.lending import Lender
 from controller.allocate.reporting import AllocationReports
 from controller.allocate.settling import Settling
 from controller.allocate.state.assume_cache import AssumeCache
@@ -78,6 +79,7 @@ class Allocator:
         schedulers: Collection[str],
         groups: GroupFinder,
         pods: Informer[Pod],
+        lender: Lender | None = None,
     ) -> None:
         """Connect the parts.
 
@@ -95,6 +97,7 @@ class Allocator:
             schedulers: whose pods are served.
             groups: finds the other members of a pod's group.
             pods: all namespaces.
+            lender: of devices to kube-scheduler; if None, nothing is lent.
         """
         self._decider = decider
         self._journal = journal
@@ -109,6 +112,7 @@ class Allocator:
         self._mode = mode
         self._groups = groups
         self._pods = pods
+        self._lender = lender
         self._settling = Settling(attempts, groups, assume_cache, pods)
         self._ungated: set[Uid] = set()
         pods.add_handler(Handler(deleted=lambda pod: self._ungated.discard(pod.metadata.uid)))
@@ -150,11 +154,12 @@ class Allocator:
         if is_finished(pod) or pod.metadata.deletion_timestamp:
             self._served(pod)
             return
-        if uses_claims(pod) and foreign_gates(pod):
+        needs_devices = uses_claims(pod) or self._wants_loan(pod)
+        if needs_devices and foreign_gates(pod):
             # Somebody else holds it back. Our gate stays, so that we decide before kube-scheduler looks.
             self._served(pod)
             return
-        if not uses_claims(pod) or self._mode() is PoolAllocator.SCHEDULER:
+        if not needs_devices or self._mode() is PoolAllocator.SCHEDULER:
             if uses_claims(pod) and not pod.spec.node_name:
                 self._wakeups.passed.add(key)
             await self._proceed(pod)
@@ -165,6 +170,9 @@ class Allocator:
             await self._proceed(pod)
             return
         self._reports.seen(pod)
+        if self._lender is not None and self._lender.has(pod):
+            await self._lender.go_on(pod)
+            return
         if not self._may_be_allocated(pod, lane):
             return
         progress = self._wakeups.progress
@@ -194,12 +202,19 @@ class Allocator:
         with self._wakeups.queue.holding(self._wakeups.rank(pod.key).level):
             return await self._decider.decide(pod, lane)
 
+    def _wants_loan(self, pod: Pod) -> bool:
+        """Return whether a pod needs devices without naming claims."""
+        return self._lender is not None and self._lender.wants(pod)
+
     def _may_be_allocated(self, pod: Pod, lane: Lane) -> bool:
         """Return whether claims of a pod may be allocated now; see to it that it is looked at again."""
-        if pod.spec.node_name or not self._wakeups.lacks_devices(pod):
+        lacks = self._wakeups.lacks_devices(pod)
+        if pod.spec.node_name or not (lacks or self._wants_loan(pod)):
             return True
         if lane is Lane.FAST and self._wakeups.must_wait(pod.key):
             return False
+        if not lacks:
+            return True
         now = self._clock.monotonic()
         if pod.status.nominated_node_name:
             self._wakeups.tentative.add(pod.key)
@@ -225,6 +240,8 @@ class Allocator:
 
     async def _carry_out(self, pod: Pod, answer: PodAnswer, answered: Answered) -> None:
         # No await between the answer and what is done about it: what it rests on is as it was.
+        if self._lender is not None and not isinstance(answer.decision, Lend):
+            self._lender.skip(pod)
         match answer.decision:
             case Hard():
                 self._delay(pod)
@@ -239,7 +256,10 @@ class Allocator:
             case GroupWrite():
                 assert answer.group is not None
                 await self._write_group(answer.group, answered, answer.decision)
-            case Lend() | SetAside():
+            case Lend():
+                assert self._lender is not None
+                self._lender.begin(pod, answer.decision)
+            case SetAside():
                 raise AssertionError("it answers another question")
 
     def _delay(self, pod: Pod) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import structlog
@@ -38,6 +38,7 @@ log = structlog.get_logger(__name__)
 _MEMBERS_AT_A_TIME: Final = 32
 _ALIKE_AT_A_TIME: Final = 256
 _NODE_MAY_COME: Final = "waits for a node to be added, or for devices to become free"
+_NAMED_DEVICES: Final = 8
 _NO_ROOM: Final = (
     "pods before it are allocated and not bound yet; it is its turn when kube-scheduler has bound them"
 )
@@ -114,6 +115,28 @@ class AllocationReports:
     def waits_for_turn(self, pod: Pod) -> None:
         """Report that kube-scheduler has enough to do without a pod."""
         self._reasons.waits(pod, "WaitingForTurn", _NO_ROOM, passing=True)
+
+    def waits_for_loan(self, pod: Pod, why: str) -> None:
+        """Report why nothing is lent yet for a pod that only kube-scheduler can place."""
+        self._reasons.waits(
+            pod, "WaitingForLoan", f"only kube-scheduler can allocate what it asks for: {why}"
+        )
+
+    def lends(self, pod: Pod, node: str, devices: Sequence[str]) -> None:
+        """Report that devices are lent for a pod."""
+        named = ", ".join(devices[:_NAMED_DEVICES]) + (" and more" if len(devices) > _NAMED_DEVICES else "")
+        text = f"{named} of node {node} are lent to kube-scheduler, which allocates them and places the pod"
+        self._recorder.event(PODS, pod, "Normal", "DevicesLent", text)
+        self._reasons.waits(pod, "DevicesLent", text, passing=True)
+
+    def loan_in_vain(self, pod: Pod, node: str, why: str) -> None:
+        """Report that devices were lent for a pod that has not got them."""
+        text = f"devices of node {node} were lent to kube-scheduler in vain: {why}"
+        self._recorder.event(PODS, pod, "Warning", "LoanInVain", text)
+
+    def loan_ended(self, why: str) -> None:
+        """Count a loan that is over."""
+        self._metrics.loans.labels(why).inc()
 
     def delayed(self, pod: Pod) -> None:
         """Report that a pod waits for its turn in the slow lane."""

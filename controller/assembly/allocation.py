@@ -23,7 +23,7 @@ from controller.allocate.starvation import SetAsideCondition, SettingAside
 from controller.allocate.wakeups import Wakeups
 from controller.allocate.writer import Writer
 from controller.assembly.environment import Environment, State
-from controller.assembly.parts import doubles_of, preemption_of, scale_up_of, wakeups_of
+from controller.assembly.parts import doubles_of, lender_of, preemption_of, scale_up_of, wakeups_of
 from controller.assembly.publishing import Publishing
 from controller.observe.reasons import WaitingReasons
 from controller.observe.tracing import traced
@@ -82,6 +82,7 @@ class Allocation:
             wakeups.pending,
             lambda pod, grouped: config.scale_up_pods > 0 and added.could_take(pod, grouped=grouped),
         )
+        lender = lender_of(env, state, publishing, wakeups, writer, reports)
         groups = GroupFinder(
             informers.pods.by_index,
             informers.pods.number_by_index,
@@ -104,6 +105,7 @@ class Allocation:
             config.schedulers,
             groups,
             informers.pods,
+            lender,
         )
         unused = UnusedAllocations(
             config.schedulers, informers.pods, assume_cache, owners, deallocator, wakeups

@@ -14,7 +14,7 @@ from controller.allocate.state.following import follow
 from controller.allocate.state.pool_owners import CurrentOwners
 from controller.allocate.state.pool_states import PoolStates
 from controller.allocate.worker.process import Limits, WorkerProcess
-from controller.config import ControllerConfig
+from controller.config import ControllerConfig, LendingMode
 from controller.informers import Informers
 from controller.observe.metrics import Metrics
 from controller.publish.publisher import POOL_INDEX
@@ -102,6 +102,7 @@ class State:
             rest_seconds=config.binding_seconds,
             decision_seconds=config.decision_seconds,
             group_decision_seconds=config.group_decision_seconds,
+            lends=config.lending is LendingMode.ON,
             shapes=config.shapes,
             group_labels=config.group_labels,
         )

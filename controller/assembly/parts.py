@@ -8,6 +8,7 @@ from controller.allocate.answers.decider import Decider
 from controller.allocate.attempts import Attempts, TakenBack
 from controller.allocate.deallocation import Deallocator
 from controller.allocate.decide import GroupFinder, groups_by
+from controller.allocate.lending import Lender, PodLoans, RecentShares, wants_loan
 from controller.allocate.preempting import (
     Candidates,
     Judge,
@@ -17,6 +18,7 @@ from controller.allocate.preempting import (
     TermsSource,
 )
 from controller.allocate.releasing.doubles import DoubleAllocations
+from controller.allocate.reporting import AllocationReports
 from controller.allocate.scaling import AddedNodes, ScaleUp
 from controller.allocate.signal import Signal
 from controller.allocate.state.pod_groups import PodGroupChanges
@@ -24,6 +26,8 @@ from controller.allocate.state.storage_changes import StorageChanges
 from controller.allocate.wakeups import Wakeups
 from controller.allocate.writer import Writer
 from controller.assembly.environment import Environment, State
+from controller.assembly.publishing import Publishing
+from controller.config import LendingMode
 from controller.observe.node_labels import NodeLabeler
 from controller.publish.publisher import POOL_INDEX
 from dra_driver.api.core import Pod
@@ -31,7 +35,7 @@ from dra_driver.api.meta import Uid
 from dra_driver.kube import Handler
 from dra_driver.ownership import PoolAllocator, refusal_of
 
-__all__ = ["doubles_of", "labeler_of", "preemption_of", "scale_up_of", "wakeups_of"]
+__all__ = ["doubles_of", "labeler_of", "lender_of", "preemption_of", "scale_up_of", "wakeups_of"]
 
 
 def wakeups_of(
@@ -60,6 +64,7 @@ def wakeups_of(
         nodes=informers.nodes,
         others=(informers.slices, informers.classes, *rules),
         groups_of=groups_by(env.config.group_labels),
+        wants_loan=wants_loan if env.config.lending is LendingMode.ON else lambda _: False,
     )
     StorageChanges(
         informers.storage,
@@ -74,6 +79,32 @@ def wakeups_of(
     state.freed.listen(wakeups.wake)
     state.pool_changed.listen(lambda _: wakeups.wake())
     return wakeups
+
+
+def lender_of(
+    env: Environment,
+    state: State,
+    publishing: Publishing,
+    wakeups: Wakeups,
+    writer: Writer,
+    reports: AllocationReports,
+) -> Lender | None:
+    """Return the part that lends devices to kube-scheduler; None where nothing is lent."""
+    if env.config.lending is not LendingMode.ON:
+        return None
+    informers = env.informers
+    loans = PodLoans(
+        publishing.loans,
+        state.assume_cache,
+        RecentShares(informers.claims, env.clock),
+        lambda pool: informers.slices.by_index(POOL_INDEX, pool),
+        informers.pods,
+        env.clock,
+        wakeups.queue.add,
+        wakeups.rank,
+    )
+    env.metrics.watch_loan_pods(loans.__len__)
+    return Lender(loans, state.journal, wakeups, writer, reports, env.clock, informers.pods)
 
 
 def scale_up_of(

@@ -101,6 +101,14 @@ class Metrics:
             ["reason"],
             registry=self.registry,
         )
+        self.loans = Counter(
+            f"{prefix}_ended_loans",
+            "Loans of devices to kube-scheduler for a pod that are over: allocated, gone (the pod), timeout "
+            "(it has not used them), refused (it could not place the pod), taken (by another pod), "
+            "interrupted (it was needed back).",
+            ["reason"],
+            registry=self.registry,
+        )
         self.outdated_answers = Counter(
             f"{prefix}_outdated_answers",
             "Decisions that were not put into effect because what they rest on had changed.",
@@ -152,6 +160,11 @@ class Metrics:
         self._unbound = Gauge(
             f"{prefix}_unbound_pods",
             "Pods whose claims are allocated, and which kube-scheduler has not bound yet.",
+            registry=self.registry,
+        )
+        self._lent_for = Gauge(
+            f"{prefix}_loan_pods",
+            "Pods for which devices are lent to kube-scheduler.",
             registry=self.registry,
         )
         self._set_aside = Gauge(
@@ -272,6 +285,10 @@ class Metrics:
     def watch_unbound(self, count: Callable[[], float]) -> None:
         """Read how many pods are allocated and not bound whenever metrics are read."""
         self._unbound.set_function(count)
+
+    def watch_loan_pods(self, count: Callable[[], float]) -> None:
+        """Read for how many pods devices are lent whenever metrics are read."""
+        self._lent_for.set_function(count)
 
     def watch_set_aside(self, devices: Callable[[], float], longest_wait: Callable[[], float]) -> None:
         """Read how many devices are set aside, and how long pods wait, whenever metrics are read."""

@@ -54,6 +54,10 @@ class AssumeCache:
         """
         return self._view.assumed_in(pool) or self._journal.freshness.is_undecided(pool)
 
+    def being_written(self, pool: PoolID) -> set[str]:
+        """Return the devices of a pool of which an allocation is being written."""
+        return self._view.assumed_devices(pool)
+
     def taken(self, pool: PoolID) -> PoolState:
         """Return what claims have taken of a pool: allocated or assumed."""
         return self._view.held.pool(pool)

@@ -67,6 +67,15 @@ class ClaimView:
             for r in allocation.devices.results
         )
 
+    def assumed_devices(self, pool: PoolID) -> set[str]:
+        """Return the devices of a pool of which an allocation is being written."""
+        return {
+            r.device
+            for _, allocation in self._assumed.values()
+            for r in allocation.devices.results
+            if PoolID(r.driver, r.pool) == pool
+        }
+
     def holders(self) -> Iterator[tuple[ObjectKey, Uid, AllocationResult]]:
         """Iterate over the claims that hold devices, by key and UID, with their allocations."""
         for uid, (key, allocation) in self._held.items():

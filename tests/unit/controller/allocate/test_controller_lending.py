@@ -1,0 +1,329 @@
+"""The controller lending devices beside a kube-scheduler that is played by the test."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import virtual_time
+from builders import request
+from controller_harness import NS, Harness, claim, controlling
+from fake_client import FakeClient
+from lending_cluster import (
+    BACK,
+    FIRST_READ,
+    bare,
+    cluster_of,
+    decide,
+    doubles,
+    place,
+    pod,
+    recalls,
+    schedule,
+    write,
+)
+
+from controller.config import LendingMode
+from dra_driver.api.core import PODS
+from dra_driver.api.names import CANNOT_ALLOCATE
+
+
+def run(
+    cluster: FakeClient,
+    scenario: Callable[[Harness], Awaitable[None]],
+    *,
+    scheduler: bool = True,
+    **config: Any,
+) -> None:
+    async def main() -> None:
+        config.setdefault("lending", LendingMode.ON)
+        async with asyncio.timeout(3_000), controlling(cluster, **config) as harness:
+            await asyncio.sleep(FIRST_READ)
+            task = asyncio.create_task(schedule(cluster)) if scheduler else None
+            try:
+                await scenario(harness)
+            finally:
+                if task is not None:
+                    task.cancel()
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await task
+
+    virtual_time.run(main())
+
+
+# --- what is seen -------------------------------------------------------------------------------------------
+
+
+def devices(h: Harness, name: str) -> set[tuple[str, str]]:
+    return set(h.devices(name))
+
+
+def node_of(h: Harness, name: str) -> str:
+    return h.cluster.obj(PODS, name, NS).spec.node_name
+
+
+def metric(h: Harness, why: str) -> float:
+    value = h.controller.metrics.registry.get_sample_value(
+        "dra_driver_controller_ended_loans_total", {"reason": why}
+    )
+    return value or 0.0
+
+
+# --- the ordinary way ---------------------------------------------------------------------------------------
+
+
+def test_extended_resources_are_served_and_the_devices_come_back() -> None:
+    cluster = cluster_of("n1", "n2")
+
+    async def scenario(h: Harness) -> None:
+        pod(cluster, "p", amount=2)
+        await asyncio.sleep(6.0)
+        assert node_of(h, "p") == "n1"
+        assert devices(h, "p-extended") == {("n1", "gpu-0"), ("n1", "gpu-1")}
+        assert metric(h, "allocated") == 1
+        assert len(h.events("DevicesLent")) == 1
+        assert not h.events("ExtendedResourceConflict")
+        await asyncio.sleep(BACK)
+        assert not bare(cluster)
+        assert {device for _, device in recalls(cluster).devices} == {"gpu-0", "gpu-1"}
+        # Ours allocates again what is left.
+        claim(cluster, "c")
+        pod(cluster, "q", "c")
+        await asyncio.sleep(1.0)
+        assert devices(h, "c") <= {("n2", "gpu-0"), ("n2", "gpu-1")}
+        assert node_of(h, "q") == "n2"
+
+    run(cluster, scenario)
+
+
+def test_a_claim_over_two_drivers_is_served() -> None:
+    cluster = cluster_of("n1")
+    claim(cluster, "both", request(), request("nic", "nic"))
+    pod(cluster, "p", "both")
+
+    async def scenario(h: Harness) -> None:
+        await asyncio.sleep(6.0)
+        assert node_of(h, "p") == "n1"
+        assert {device for _, device in devices(h, "both")} == {"gpu-0", "nic-0"}
+        assert metric(h, "allocated") == 1
+
+    run(cluster, scenario)
+
+
+def test_nothing_is_lent_where_lending_is_off() -> None:
+    cluster = cluster_of("n1")
+    claim(cluster, "both", request(), request("nic", "nic"))
+    pod(cluster, "p", "both")
+    pod(cluster, "q", amount=1)
+
+    async def scenario(h: Harness) -> None:
+        await asyncio.sleep(6.0)
+        assert not bare(cluster)
+        assert h.gates("p")
+        assert not h.gates("q")
+        assert h.reason("p").reason == "FailedAllocation"
+        assert h.events("ExtendedResourceConflict")
+        assert not devices(h, "both")
+
+    run(cluster, scenario, lending=LendingMode.OFF)
+
+
+# --- loans that come to nothing -----------------------------------------------------------------------------
+
+
+def test_a_loan_that_is_not_used_comes_back_and_another_node_is_tried() -> None:
+    cluster = cluster_of("n1", "n2", gpus=1)
+
+    async def scenario(h: Harness) -> None:
+        pod(cluster, "p", amount=1)
+        await asyncio.sleep(6.0)
+        assert not h.gates("p")
+        first = cluster.obj(PODS, "p", NS).status.nominated_node_name
+        assert bare(cluster) == {(first, "gpu-0")}
+        await asyncio.sleep(32.0)
+        assert metric(h, "timeout") == 1
+        assert len(h.events("LoanInVain")) == 1
+        second = cluster.obj(PODS, "p", NS).status.nominated_node_name
+        assert second != first
+        assert bare(cluster) == {(second, "gpu-0")}
+        assert place(cluster, "p")
+        await asyncio.sleep(BACK)
+        assert node_of(h, "p") == second
+        assert metric(h, "allocated") == 1
+        assert not bare(cluster)
+
+    run(cluster, scenario, scheduler=False)
+
+
+def test_a_loan_that_kube_scheduler_cannot_use_comes_back_soon() -> None:
+    cluster = cluster_of("n1", gpus=1)
+
+    async def scenario(h: Harness) -> None:
+        pod(cluster, "p", amount=1)
+        await asyncio.sleep(6.0)
+        assert bare(cluster)
+        h.report("p", "0/1 nodes are available: 1 node(s) had volume node affinity conflict.")
+        await asyncio.sleep(7.0)
+        assert metric(h, "refused") == 1
+        assert not bare(cluster)
+
+    run(cluster, scenario, scheduler=False)
+
+
+def test_the_loan_of_a_pod_that_is_deleted_comes_back() -> None:
+    cluster = cluster_of("n1", gpus=1)
+
+    async def scenario(h: Harness) -> None:
+        pod(cluster, "p", amount=1)
+        await asyncio.sleep(6.0)
+        assert bare(cluster)
+        cluster.remove(PODS, "p", NS)
+        await asyncio.sleep(1.0)
+        assert metric(h, "gone") == 1
+        assert not bare(cluster)
+        await asyncio.sleep(BACK)
+        claim(cluster, "c")
+        pod(cluster, "q", "c")
+        await asyncio.sleep(1.0)
+        assert devices(h, "c") == {("n1", "gpu-0")}
+
+    run(cluster, scenario, scheduler=False)
+
+
+# --- how many -----------------------------------------------------------------------------------------------
+
+
+def test_few_pods_have_loans_at_a_time_and_those_of_higher_priority_come_first() -> None:
+    nodes = [f"n{i}" for i in range(8)]
+    cluster = cluster_of(*nodes, gpus=1)
+
+    async def scenario(h: Harness) -> None:
+        for i in range(4):
+            pod(cluster, f"first-{i}", amount=1)
+        await asyncio.sleep(6.0)
+        assert len(bare(cluster)) == 4
+        pod(cluster, "low", amount=1, priority=1)
+        pod(cluster, "high", amount=1, priority=2)
+        await asyncio.sleep(6.0)
+        assert len(bare(cluster)) == 4
+        assert h.gates("low")
+        assert h.gates("high")
+        assert place(cluster, "first-0")
+        await asyncio.sleep(6.0)
+        assert h.gates("low")
+        assert not h.gates("high")
+        cluster.remove(PODS, "first-1", NS)
+        await asyncio.sleep(6.0)
+        assert not h.gates("low")
+
+    run(cluster, scenario, scheduler=False)
+
+
+# --- what comes in between ----------------------------------------------------------------------------------
+
+
+def test_a_controller_that_starts_during_a_loan_ends_it_and_lends_again() -> None:
+    cluster = cluster_of("n1", gpus=1)
+    claim(cluster, "both", request(), request("nic", "nic"))
+
+    async def main() -> None:
+        async with asyncio.timeout(3_000):
+            async with controlling(cluster, lending=LendingMode.ON) as h:
+                await asyncio.sleep(FIRST_READ)
+                pod(cluster, "p", amount=1)
+                await asyncio.sleep(6.0)
+                assert bare(cluster)
+                assert not h.gates("p")
+            async with controlling(cluster, lending=LendingMode.ON) as h:
+                await asyncio.sleep(1.0)
+                assert not bare(cluster)
+                # It waits without a gate, like any other pod that asks for what kube-scheduler allocates.
+                await asyncio.sleep(34.0)
+                assert bare(cluster) == {("n1", "gpu-0")}
+                assert place(cluster, "p")
+                await asyncio.sleep(BACK)
+                assert node_of(h, "p") == "n1"
+                assert not bare(cluster)
+
+    virtual_time.run(main())
+
+
+def test_a_loan_that_another_pod_takes_is_no_double_allocation() -> None:
+    cluster = cluster_of("n1", "n2", gpus=1)
+
+    async def scenario(h: Harness) -> None:
+        pod(cluster, "p", amount=1)
+        await asyncio.sleep(6.0)
+        ((node, _),) = bare(cluster)
+        # A pod of a namespace without the gate comes first.
+        pod(cluster, "thief", amount=1, gated=False)
+        assert place(cluster, "thief")
+        assert node_of(h, "thief") == node
+        await asyncio.sleep(0.5)
+        h.report("p", "0/2 nodes are available: 2 cannot allocate all claims.")
+        await asyncio.sleep(3.0)
+        assert metric(h, "taken") == 1
+        ((other, _),) = bare(cluster)
+        assert other != node
+        assert place(cluster, "p")
+        await asyncio.sleep(BACK)
+        assert devices(h, "p-extended") == {(other, "gpu-0")}
+        assert devices(h, "thief-extended") == {(node, "gpu-0")}
+
+    run(cluster, scenario, scheduler=False)
+
+
+def test_devices_that_are_lent_are_allocated_by_nobody_else_until_they_are_back() -> None:
+    cluster = cluster_of("n1", gpus=2)
+
+    async def scenario(h: Harness) -> None:
+        pod(cluster, "p", amount=1)
+        await asyncio.sleep(6.0)
+        ((_, lent),) = bare(cluster)
+        for name in ("c", "d"):
+            claim(cluster, name)
+            pod(cluster, f"of-{name}", name)
+        await asyncio.sleep(20.0)
+        held = devices(h, "c") | devices(h, "d")
+        assert len(held) == 1
+        assert ("n1", lent) not in held
+        cluster.remove(PODS, "p", NS)
+        await asyncio.sleep(2.0)
+        assert len(devices(h, "c") | devices(h, "d")) == 1
+        await asyncio.sleep(BACK)
+        assert devices(h, "c") | devices(h, "d") == {("n1", "gpu-0"), ("n1", "gpu-1")}
+
+    run(cluster, scenario, scheduler=False)
+
+
+def test_a_decision_that_is_written_after_the_loan_is_refused() -> None:
+    cluster = cluster_of("n1", gpus=1)
+
+    async def scenario(h: Harness) -> None:
+        pod(cluster, "p", amount=1)
+        await asyncio.sleep(6.0)
+        late = decide(cluster, cluster.obj(PODS, "p", NS))
+        assert late is not None
+        claim(cluster, "c")
+        pod(cluster, "q", "c", priority=1)
+        # Its time is over after 30 s; the device is ours some 20 s later.
+        await asyncio.sleep(30.0 + BACK)
+        assert devices(h, "c") == {("n1", "gpu-0")}
+        assert not write(cluster, late)
+        assert not doubles(cluster)
+
+    run(cluster, scenario, scheduler=False)
+
+
+def test_a_pod_without_the_gate_is_served_as_well() -> None:
+    cluster = cluster_of("n1")
+
+    async def scenario(h: Harness) -> None:
+        pod(cluster, "p", amount=1, gated=False)
+        h.report("p", f"0/1 nodes are available: 1 {CANNOT_ALLOCATE}.")
+        await asyncio.sleep(6.0)
+        assert node_of(h, "p") == "n1"
+
+    run(cluster, scenario)
