@@ -41,6 +41,7 @@ MANIFESTS: Mapping[str, tuple[str, Sequence[str]]] = {
     "manifests/gating.yaml": ("admission-policies.yaml", ()),
     "optional/lending/rbac.yaml": ("rbac.yaml", LENDING),
     "optional/lending/account-policies.yaml": ("account-policies.yaml", LENDING),
+    "optional/lending/gating.yaml": ("admission-policies.yaml", LENDING),
     "optional/lending/recalled-devices.yaml": ("lending.yaml", LENDING),
     "optional/preemption/rbac.yaml": ("rbac.yaml", PREEMPTION),
     "optional/preemption/policies.yaml": ("account-policies.yaml", PREEMPTION),

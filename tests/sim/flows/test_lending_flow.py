@@ -1,0 +1,87 @@
+"""Devices that are lent to the scheduler of the embedded cluster, with the policy that the chart installs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cluster_support as support
+import pytest
+import yaml
+
+from dra_driver.api.core import EVENTS, NAMESPACES
+from dra_driver.api.names import ALLOCATOR_LABEL, DEFAULT_DRIVER_NAME, SYSTEM_NAMESPACE
+from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_SLICES
+from dra_driver.errors import Conflict
+from dra_driver.kube import KubeApi
+from dra_driver.ownership import bare_devices
+from dra_driver.sim.assets import deploy_directory
+from dra_driver.sim.cluster import EmbeddedCluster
+
+pytestmark = pytest.mark.sim
+
+GPU = "vendor.example/gpu"
+COLLECTIONS = {
+    "ConfigMap": f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps",
+    "ValidatingAdmissionPolicy": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
+    "ValidatingAdmissionPolicyBinding": (
+        "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
+    ),
+}
+
+
+def asking(name: str, amount: int) -> dict[str, Any]:
+    """A pod whose container wants so many GPUs as an extended resource."""
+    pod = support.gpu_pod(name)
+    del pod["spec"]["resourceClaims"]
+    (main,) = pod["spec"]["containers"]
+    pod["spec"]["containers"] = [{**main, "resources": {"limits": {GPU: str(amount)}}}]
+    return pod
+
+
+async def prepare(cluster: EmbeddedCluster) -> None:
+    """Install what lending needs, and have the class serve an extended resource."""
+    assert isinstance(cluster.api, KubeApi)
+    try:
+        await cluster.api.create(NAMESPACES, {"metadata": {"name": SYSTEM_NAMESPACE}})
+    except Conflict:
+        pass
+    path = deploy_directory("optional") / "lending" / "recalled-devices.yaml"
+    for body in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+        await cluster.api._call("POST", COLLECTIONS[body["kind"]], body=body)
+    labels = {"metadata": {"labels": {ALLOCATOR_LABEL: "controller"}}}
+    await cluster.api.merge_patch(NAMESPACES, "default", labels)
+    patch = {"spec": {"extendedResourceName": GPU}}
+    await cluster.api.merge_patch(DEVICE_CLASSES, DEFAULT_DRIVER_NAME, patch)
+
+
+async def bare(cluster: EmbeddedCluster) -> set[str]:
+    slices = (await cluster.api.list(RESOURCE_SLICES)).items
+    return {name for s in slices for name in bare_devices(s)}
+
+
+def test_extended_resources_are_served_by_the_scheduler_and_claims_by_the_controller() -> None:
+    async def scenario(cluster: EmbeddedCluster) -> None:
+        await prepare(cluster)
+        assert not await bare(cluster)
+        await support.apply(cluster, support.TEMPLATE, asking("extended", 2))
+        found = await support.phase(cluster, "extended", "Running")
+        (claim,) = await support.claims(cluster)
+        assert claim.metadata.name.startswith("extended-extended-resources-")
+        assert claim.status.allocation is not None
+        assert len(claim.status.allocation.devices.results) == 2
+        assert [ref.uid for ref in claim.status.reserved_for] == [found.metadata.uid]
+        events = (await cluster.api.list(EVENTS, "default")).items
+        assert "DevicesLent" in {e.reason for e in events}
+
+        async def tainted() -> bool:
+            return not await bare(cluster)
+
+        await cluster.wait_for("the devices to be tainted again", tainted)
+        await support.apply(cluster, support.gpu_pod("own"))
+        await support.phase(cluster, "own", "Running")
+        for name in ("extended", "own"):
+            await support.delete(cluster, name)
+            await support.gone(cluster, name)
+        await support.no_claims(cluster)
+
+    support.run(scenario, support.config("l4x4", controller_flags=("--lending=on",)), seconds=220)
