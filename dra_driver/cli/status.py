@@ -14,7 +14,7 @@ from controller.allocate.state.taint_rules import served_rules
 from dra_driver.api.core import CONFIG_MAPS, EVENTS, NODES, PODS, Event, Node, Pod
 from dra_driver.api.meta import Resource
 from dra_driver.api.names import DEFAULT_DRIVER_NAME, REQUEST_SHAPES, SYSTEM_NAMESPACE
-from dra_driver.api.own.inventory import DEVICE_INVENTORIES
+from dra_driver.api.own.inventory import DEVICE_INVENTORIES, DeviceInventory
 from dra_driver.api.resource import (
     DEVICE_CLASSES,
     RESOURCE_CLAIM_TEMPLATES,
@@ -168,6 +168,23 @@ class SetAsideRow:
 
 
 @dataclass(frozen=True, slots=True)
+class LentRow:
+    """Devices that are noted to be lent to kube-scheduler, or not to be the controller's again yet.
+
+    Attributes:
+        node: of the devices.
+        driver: likewise.
+        unit: what is exclusive together with them.
+        devices: their names.
+    """
+
+    node: str
+    driver: str
+    unit: str
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Overview:
     """All rows and claims that are shown."""
 
@@ -180,6 +197,7 @@ class Overview:
     set_aside: tuple[SetAsideRow, ...] = ()
     preemptions: tuple[PreemptionRow, ...] = ()
     namespaces: tuple[NamespaceRow, ...] = ()
+    lent: tuple[LentRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,11 +273,12 @@ async def _look(source: Source, question: _Question) -> Overview:
     slices = await source.all(RESOURCE_SLICES)
     for slice_ in slices:
         fleet.put_slice(slice_)
-    for inventory in await source.all(
+    inventories = await source.all(
         DEVICE_INVENTORIES,
         optional=True,
         without="what nodes say of devices that are not published is unknown",
-    ):
+    )
+    for inventory in inventories:
         fleet.put_inventory(inventory)
     namespace = question.namespace
     claims = await source.all(
@@ -298,6 +317,7 @@ async def _look(source: Source, question: _Question) -> Overview:
             if not namespace or any(n.startswith(f"{namespace}/") for n in (p.pod, *p.victims))
         ),
         namespaces=tuple(row for row in namespace_rows(views, waiting) if namespace in ("", row.namespace)),
+        lent=tuple(_lent(inventories, question)),
     )
 
 
@@ -312,6 +332,14 @@ async def _refusals(source: Source, namespace: str) -> list[Event]:
             without="why claims wait is known from the conditions of their pods alone",
         )
     return found
+
+
+def _lent(inventories: Iterable[DeviceInventory], question: _Question) -> Iterator[LentRow]:
+    for inventory in inventories:
+        spec = inventory.spec
+        if spec.driver in question.drivers and matches(spec.node_name, question.patterns):
+            for one in inventory.status.publication.lent:
+                yield LentRow(spec.node_name, spec.driver, one.unit, one.devices)
 
 
 def _set_aside(pods: Iterable[Pod]) -> Iterator[SetAsideRow]:
@@ -379,6 +407,9 @@ def _report(overview: Overview) -> Report:
     if overview.preemptions:
         found = [(p.pod, p.state, p.since, p.whom) for p in overview.preemptions]
         report.append([Table(("PREEMPTOR", "STATE", "SINCE", "PODS"), found)])
+    if overview.lent:
+        lent = [(r.node, r.driver, r.unit, ", ".join(r.devices)) for r in overview.lent]
+        report.append([Table(("LENT BY NODE", "DRIVER", "UNIT", "DEVICES"), lent)])
     if overview.notes:
         report.append([Line(note, "warning") for note in overview.notes])
     return report
@@ -443,6 +474,7 @@ def _data(overview: Overview) -> dict[str, Any]:
         "waiting": [{"claim": w.claim, "pods": list(w.pods), "reason": w.reason} for w in overview.waiting],
         "setAside": [{"pod": s.pod, "since": s.since, "devices": s.devices} for s in overview.set_aside],
         "preemptions": [msgspec.to_builtins(p) for p in overview.preemptions],
+        "lent": [msgspec.to_builtins(r) for r in overview.lent],
         "shapes": [s.data() for s in overview.shapes],
         "nodes": overview.nodes,
         "notes": list(overview.notes),

@@ -159,6 +159,20 @@ def test_it_is_said_for_which_pod_devices_are_set_aside() -> None:
     assert data["setAside"] == [{"pod": "ns/p", "since": since, "devices": text}]
 
 
+def test_it_is_said_what_is_lent() -> None:
+    fake = cluster()
+    for driver in (DRIVER, "nic.example.com"):
+        fake.put(DEVICE_INVENTORIES, builders.inventory("n1", driver=driver))
+        lent = [{"unit": "gpu-0", "devices": ["gpu-0-mig-1", "gpu-0-mig-2"]}]
+        fake.edit(DEVICE_INVENTORIES, f"n1.{driver}", {"status": {"publication": {"lent": lent}}})
+    fleet = asyncio.run(status.look(fake, [DRIVER]))
+    lines = status._text(fleet, "table").splitlines()
+    header = next(i for i, line in enumerate(lines) if line.startswith("LENT BY NODE"))
+    assert lines[header + 1].split() == ["n1", DRIVER, "gpu-0", "gpu-0-mig-1,", "gpu-0-mig-2"]
+    row = {"node": "n1", "driver": DRIVER, "unit": "gpu-0", "devices": ["gpu-0-mig-1", "gpu-0-mig-2"]}
+    assert json.loads(status._text(fleet, "json"))["lent"] == [row]
+
+
 def test_it_is_said_for_which_pods_others_are_preempted_and_would_be() -> None:
     fake = cluster()
     since, there = "2026-01-01T00:00:00Z", fake.raw(PODS, "q", "ns")["metadata"]["uid"]
