@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator
+import asyncio
+from collections.abc import Iterable, Iterator
 
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import Uid
@@ -21,18 +21,14 @@ class PreemptionAudit:
     Args:
         seconds: the time-out of a round.
         on_its_way: seconds for which a request may be.
-        now: the time, in seconds.
 
     Attributes:
         victims: how many pods were evicted.
     """
 
-    def __init__(
-        self, seconds: float, on_its_way: float = 2.0, now: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, seconds: float, on_its_way: float = 2.0) -> None:
         self._seconds = seconds
         self._on_its_way = on_its_way
-        self._now = now
         # Victim → the highest priority that it was to go for, and when that was so.
         self._wanted: dict[str, tuple[int, float]] = {}
         self._evicted: set[Uid] = set()
@@ -41,7 +37,7 @@ class PreemptionAudit:
 
     def look(self, pods: Iterable[Pod]) -> Iterator[str]:
         """Yield what is wrong."""
-        pods, now = list(pods), self._now()
+        pods, now = list(pods), asyncio.get_running_loop().time()
         wanted: dict[str, list[Pod]] = {}
         for pod in pods:
             shown = shown_preemption(pod)
