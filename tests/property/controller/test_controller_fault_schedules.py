@@ -317,6 +317,7 @@ class Schedule:
         problem: AssertionError | None = None
         for _ in range(60):
             count = len(self.cluster.writes)
+            self.report_unplaced()
             await pause(0.7)
             there = {s.metadata.name for s in self.cluster.all(RESOURCE_SLICES)}
             for inventory in self.cluster.all(DEVICE_INVENTORIES):
@@ -334,6 +335,14 @@ class Schedule:
                 if len(self.cluster.writes) == count:
                     return
         raise problem or AssertionError("still writing")
+
+    def report_unplaced(self) -> None:
+        """As kube-scheduler ends a nomination whose claims are not allocated any more, with its report."""
+        for pod in self.cluster.all(PODS):
+            claim = self.cluster.find(RESOURCE_CLAIMS, pod.metadata.name, NS)
+            lacks = claim is not None and not claim.get("status", {}).get("allocation")
+            if pod.status.nominated_node_name and not pod.spec.scheduling_gates and lacks:
+                self.cluster.edit(PODS, pod.metadata.name, {"status": {"nominatedNodeName": None}}, NS)
 
     def taken(self) -> AllocatedState:
         return AllocatedState.from_claims(self.cluster.all(RESOURCE_CLAIMS))
