@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -19,6 +20,7 @@ class FakePci:
     """
 
     def __init__(self, root: Path) -> None:
+        self._lock = threading.Lock()
         self.sysfs = root / "sys"
         self.dev = root / "dev"
         self.proc = root / "proc"
@@ -85,8 +87,11 @@ class FakePci:
                 self._bind(folder.name, wanted)
 
     def write(self, path: Path, text: str) -> None:
-        """What the kernel does."""
-        text = text.strip()
+        """What the kernel does, which locks the device meanwhile."""
+        with self._lock:
+            self._write(path, text.strip())
+
+    def _write(self, path: Path, text: str) -> None:
         if path.name == "driver_override":
             descriptor = os.open(path, os.O_WRONLY)
             try:
