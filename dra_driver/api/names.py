@@ -16,6 +16,7 @@ __all__ = [
     "DEFAULT_SCHEDULER",
     "DEVICE_CLASSES",
     "EXTENDED_RESOURCE_ANNOTATION",
+    "GATE_POLICY",
     "GROUP_BY_ANNOTATION",
     "GROUP_DOMAIN_ANNOTATION",
     "GROUP_LABEL",
@@ -23,6 +24,8 @@ __all__ = [
     "GROUP_SIZE_LABEL",
     "GROUP_SOME_RUN_ANNOTATION",
     "IMPLICIT_RESOURCE_PREFIX",
+    "LENDING_STATUS",
+    "LISTS_GATE",
     "NOT_ON_NODE",
     "NUMA_NODE",
     "NVIDIA_DRIVER_NAME",
@@ -56,6 +59,8 @@ REQUEST_SHAPES: Final = "dra-driver-request-shapes"
 
 RECALLED_DEVICES: Final = "dra-driver-recalled-devices"
 """ConfigMap with devices that kube-scheduler may allocate no longer, and the policy whose parameter it is."""
+LENDING_STATUS: Final = "dra-driver-lending"
+"""ConfigMap in which the controller says whether devices are lent, why not, and for which pods."""
 
 # Devices of a pool that our controller allocates carry this NoSchedule taint, so that kube-scheduler's
 # allocator never picks them; the value is "allocates".
@@ -65,6 +70,8 @@ CONTROLLER_TAINT: Final = "dra-driver.dev/controller"
 # (value "controller").
 ALLOCATION_GATE: Final = "dra-driver.dev/allocation"
 ALLOCATOR_LABEL: Final = "dra-driver.dev/allocator"
+GATE_POLICY: Final = "dra-driver-allocation-gate"
+"""MutatingAdmissionPolicy that sets the gate, and its binding."""
 
 # What kube-scheduler says of a node (condition PodScheduled, plugin DynamicResources) where a claim of the
 # pod is not allocated, or is allocated on another node. All other filters come first, so without that the
@@ -123,6 +130,9 @@ TOPOLOGY_ANNOTATION: Final = "dra-driver.dev/topology"
 PCI_BUS_ID: Final = "resource.kubernetes.io/pciBusID"
 PCIE_ROOT: Final = "resource.kubernetes.io/pcieRoot"
 NUMA_NODE: Final = "resource.kubernetes.io/numaNode"
+
+# Kubernetes' feature gate of attributes with several values.
+LISTS_GATE: Final = "DRAListTypeAttributes"
 
 # Device attribute of ours, in the domain of the driver: a claim may have it as a bare PCI function.
 PASSTHROUGH: Final = "passthrough"

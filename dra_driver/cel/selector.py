@@ -33,6 +33,7 @@ __all__ = [
     "MAX_EXPRESSION_LENGTH",
     "MAX_STORED_LENGTH",
     "NEW",
+    "NEW_WITH_LISTS",
     "STORED",
     "DeviceView",
     "Environment",
@@ -61,17 +62,20 @@ class Environment:
     Attributes:
         new: whether it is the environment for validating new objects, which obeys feature gates; the
             scheduler's, for stored objects, always has ``device.allowMultipleAllocations`` and ``includes``.
-        list_type_attributes: the gate DRAListTypeAttributes.
+        list_type_attributes: the gate DRAListTypeAttributes. On for stored objects: where it is off, there
+            are no lists.
         consumable_capacity: the gate DRAConsumableCapacity.
     """
 
     new: bool = False
-    list_type_attributes: bool = False
+    list_type_attributes: bool = True
     consumable_capacity: bool = True
 
 
 STORED = Environment()
-NEW = Environment(new=True)
+NEW = Environment(new=True, list_type_attributes=False)
+"""Of new objects, with the gates as they are in Kubernetes 1.36 by default."""
+NEW_WITH_LISTS = Environment(new=True)
 
 
 class DeviceView:
@@ -87,7 +91,7 @@ class DeviceView:
 
     __slots__ = ("allow_multiple_allocations", "attributes", "capacity", "driver", "error")
 
-    def __init__(self, driver: str, device: Device, *, list_attributes: bool = False) -> None:
+    def __init__(self, driver: str, device: Device, *, list_attributes: bool = True) -> None:
         self.driver = driver
         self.allow_multiple_allocations = bool(device.allow_multiple_allocations)
         self.error: str | None = None
@@ -96,8 +100,9 @@ class DeviceView:
             domain, slash, name = key.partition("/")
             if not slash:
                 domain, name = driver, key
+            # Most are strings. The API takes one value for an attribute.
             value = attribute.string_value
-            if value is None or list_attributes:
+            if value is None:
                 try:
                     value = _value_of(attribute, list_attributes)
                 except InvalidVersion as e:

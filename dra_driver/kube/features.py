@@ -18,6 +18,7 @@ from dra_driver.api.resource import (
     Counter,
     CounterSet,
     Device,
+    DeviceAttribute,
     DeviceCapacity,
     DeviceTaint,
     ResourcePool,
@@ -51,12 +52,14 @@ async def probe_features(client: KubeClient, driver: DriverName, node_name: str 
         taints=await _survives(client, driver, node_name, _tainted()),
         counters=await _survives(client, driver, node_name, None, counters=True),
         multi_allocation=await _survives(client, driver, node_name, _shareable()),
+        lists=await _survives(client, driver, node_name, _listed()),
     )
     log.info(
         "API server asked which fields of slices it keeps",
         taints=features.taints,
         counters=features.counters,
         multi_allocation=features.multi_allocation,
+        lists=features.lists,
         gates_off=",".join(features.missing_gates()) or "none",
     )
     return features
@@ -96,6 +99,10 @@ def _shareable() -> Device:
     return Device(
         name="probe", allow_multiple_allocations=True, capacity={"memory": DeviceCapacity(value=_ONE)}
     )
+
+
+def _listed() -> Device:
+    return Device(name="probe", attributes={"probe": DeviceAttribute(strings=("a", "b"))})
 
 
 async def _survives(

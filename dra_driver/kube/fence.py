@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Awaitable, Callable, Iterator
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import structlog
 
@@ -26,7 +27,12 @@ R = TypeVar("R")
 log = structlog.get_logger(__name__)
 
 LEADER_POLICY = "dra-driver-leader-only"
-"""Name of the ValidatingAdmissionPolicy that refuses the writes of all but the holder of the lease."""
+"""Name of the ValidatingAdmissionPolicy that refuses the writes of all but the holder of the lease.
+
+Those of optional features have policies of their own, whose names go on with "-" and the feature.
+"""
+
+_REFUSED: Final = re.compile(rf"ValidatingAdmissionPolicy '{re.escape(LEADER_POLICY)}(-[a-z]+)?'")
 
 
 class Fence:
@@ -199,4 +205,4 @@ class FencedClient(DelegatingClient):
 
 def _is_for_leaders_only(error: ApiError) -> bool:
     """Whether the policy has refused a write: 403, or 422 where it does not know any lease yet."""
-    return error.code in (403, 422) and f"ValidatingAdmissionPolicy '{LEADER_POLICY}'" in str(error)
+    return error.code in (403, 422) and _REFUSED.search(str(error)) is not None

@@ -22,7 +22,7 @@ from dra_driver.nodefit.ports import HostPort, conflict
 from dra_driver.nodefit.requests import MOST_RESOURCES, PodNeeds, amount, needs_of, shrinks
 from dra_driver.nodefit.room import NodeRoom, problem
 from dra_driver.nodefit.surroundings import Eligible, PodRules, Surroundings, described, rules_of
-from dra_driver.nodefit.terms import Spread, terms_of, waits_for_others
+from dra_driver.nodefit.terms import Spread, are_all_terms_known, terms_of, waits_for_others
 from dra_driver.nodefit.vectors import NeedsVectors, Vector
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "Surroundings",
     "Vector",
     "amount",
+    "are_all_terms_known",
     "condition_problem",
     "conflict",
     "described",

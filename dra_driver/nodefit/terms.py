@@ -25,6 +25,7 @@ __all__ = [
     "PodTerms",
     "Spread",
     "Term",
+    "are_all_terms_known",
     "terms_of",
     "waits_for_others",
 ]
@@ -139,6 +140,18 @@ def terms_of(pod: Pod) -> PodTerms:
         tuple(Term(_pods(namespace, term), term.topology_key) for term in anti),
         tuple(Term(_pods(namespace, term), term.topology_key) for term in near) if known else (),
         tuple(_spread(namespace, labels, c) for c in spread if c.when_unsatisfiable == "DoNotSchedule"),
+    )
+
+
+def are_all_terms_known(pod: Pod) -> bool:
+    """Return whether all that a pod requires of where others are is looked at (``terms_of``)."""
+    affinity, spread = pod.spec.affinity, pod.spec.topology_spread_constraints
+    anti = _required(affinity.pod_anti_affinity) if affinity is not None else ()
+    near = _required(affinity.pod_affinity) if affinity is not None else ()
+    return (
+        len(anti) + len(near) + len(spread) <= MOST_TERMS
+        and _parts(anti, near, spread) <= MOST_PARTS
+        and not any(map(_selects_by_labels, (*anti, *near)))
     )
 
 

@@ -65,7 +65,8 @@ def published(
         missing[GATES["taints"]] = f"device taints, so no allocation by the {_WHO[desired.wanted]}"
     if missing:
         reason = "FeatureGateDisabled"
-        off = ", ".join(features.missing_gates()) if features else ""
+        gates = features.missing_gates() if features else ()
+        off = ", ".join((*gates, *sorted(missing.keys() - set(gates))))
         text += "".join(
             f"; the API server drops what is needed for {what}: enable the feature gate {gate}"
             for gate, what in sorted(missing.items())

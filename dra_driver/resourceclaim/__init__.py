@@ -38,6 +38,14 @@ from dra_driver.resourceclaim.extended import (
     shares,
 )
 from dra_driver.resourceclaim.gates import for_scheduler, foreign_gates, held_by, is_gated, is_served
+from dra_driver.resourceclaim.gating import (
+    NAMES_CLAIMS,
+    NAMES_CLAIMS_OR_RESOURCES,
+    Gating,
+    gating_of_policy,
+    gating_of_webhook,
+    selects,
+)
 from dra_driver.resourceclaim.pods import (
     PodClaim,
     claim_name,
@@ -55,6 +63,9 @@ __all__ = [
     "ALL_REQUESTS",
     "IN_MEMORY_NAME",
     "LAST_APPLIED",
+    "NAMES_CLAIMS",
+    "NAMES_CLAIMS_OR_RESOURCES",
+    "Gating",
     "ObjectRequests",
     "PodClaim",
     "RequestName",
@@ -73,6 +84,8 @@ __all__ = [
     "extended_resources",
     "for_scheduler",
     "foreign_gates",
+    "gating_of_policy",
+    "gating_of_webhook",
     "held_by",
     "is_allocated",
     "is_extended_claim",
@@ -90,6 +103,7 @@ __all__ = [
     "request_names",
     "requests_match",
     "results_for_request",
+    "selects",
     "shares",
     "split_request",
     "uses_claims",

@@ -12,7 +12,7 @@ from dra_driver.api.own.policy import PUBLISH, DevicePolicy
 from dra_driver.api.resource import CounterSet, Device
 from dra_driver.ownership import PoolAllocator
 from dra_driver.resourceslice.device_plugins import PluginDevices
-from dra_driver.resourceslice.devices import clean_devices
+from dra_driver.resourceslice.devices import clean_devices, has_lists
 from dra_driver.resourceslice.policies import PolicyOutcome, PoolSettings, merge_policies
 from dra_driver.resourceslice.published import Forms, PublishedDevice
 from dra_driver.resourceslice.types import (
@@ -52,7 +52,7 @@ def build_slices(
 
     What the server would drop is not published in another meaning: without taints, unhealthy devices are left
     out and the pool cannot be allocated by the controller; without counters there are whole devices only;
-    without multiple allocations nothing is shared.
+    without multiple allocations nothing is shared; without lists an attribute has its first value.
 
     What a device plugin of the node hands out is left out whole and in parts, unless a policy publishes it
     all the same. Claims that hold such devices keep them; nothing new is allocated from them.
@@ -151,7 +151,7 @@ def _outcomes(settings: PoolSettings, pending: Sequence[Pending]) -> dict[str, P
 
 def _split(devices: list[Device], counters: list[CounterSet], *, protected: bool) -> tuple[SliceContent, ...]:
     # A protected pool without a taint has lent everything: it has as many slices before and after.
-    limited = protected or any(d.taints or d.consumes_counters for d in devices)
+    limited = protected or any(d.taints or d.consumes_counters or has_lists(d) for d in devices)
     size = MAX_DEVICES_WITH_TAINTS if limited else MAX_DEVICES
     # A pool without devices still has one slice: none at all would read as "not published yet".
     slices = [

@@ -30,17 +30,22 @@ from dra_driver.resourceslice.sharing import SHARES
 __all__ = [
     "HEALTH_TAINT",
     "MAX_FACTS",
+    "MAX_VALUES",
     "PENDING_TAINT",
     "clean_device",
     "clean_devices",
+    "first_values",
+    "has_lists",
     "health_taints",
     "limit_facts",
     "pending_taint",
     "problem_of_attribute",
 ]
 
-# Limits of resource.k8s.io/v1: attributes and capacities of a device together; text of one attribute.
+# Limits of resource.k8s.io/v1: attributes and capacities of a device together; values of its attributes, of
+# which one with a list has several; bytes of a text.
 MAX_FACTS: Final = 32
+MAX_VALUES: Final = 48
 _MAX_TEXT: Final = 64
 
 HEALTH_TAINT: Final = "dra-driver.dev/unhealthy"
@@ -150,21 +155,61 @@ _FIRST_CAPACITIES: Final = ("memory", SHARES)
 
 def limit_facts(device: Device, problems: list[str]) -> Device:
     """Return the device with as many attributes and capacities as the API allows."""
-    if len(device.attributes) + len(device.capacity) <= MAX_FACTS:
+    values = sum(_number_of_values(a) for a in device.attributes.values())
+    if len(device.attributes) + len(device.capacity) <= MAX_FACTS and values <= MAX_VALUES:
         return device
     facts = [(_RANK.get(n, len(_RANK) + 1), n, True) for n in device.attributes]
     facts += [(-1 if n in _FIRST_CAPACITIES else len(_RANK), n, False) for n in device.capacity]
     facts.sort()
-    texts = ", ".join(n for _, n, _ in facts[MAX_FACTS:])
+    kept: set[tuple[str, bool]] = set()
+    left = MAX_VALUES
+    for _, name, is_attribute in facts:
+        number = _number_of_values(device.attributes[name]) if is_attribute else 0
+        if len(kept) < MAX_FACTS and number <= left:
+            kept.add((name, is_attribute))
+            left -= number
+    texts = ", ".join(n for _, n, is_attribute in facts if (n, is_attribute) not in kept)
     problems.append(
-        f"device {device.name}: more than {MAX_FACTS} attributes and capacities; left out: {texts}"
+        f"device {device.name}: more than {MAX_FACTS} attributes and capacities, or {MAX_VALUES} values; "
+        f"left out: {texts}"
     )
-    kept = {(n, is_attribute) for _, n, is_attribute in facts[:MAX_FACTS]}
     return msgspec.structs.replace(
         device,
         attributes={n: a for n, a in device.attributes.items() if (n, True) in kept},
         capacity={n: c for n, c in device.capacity.items() if (n, False) in kept},
     )
+
+
+def _number_of_values(attribute: DeviceAttribute) -> int:
+    lists = (attribute.ints, attribute.bools, attribute.strings, attribute.versions)
+    return sum(map(len, filter(None, lists))) or 1
+
+
+def has_lists(device: Device) -> bool:
+    """Return whether an attribute has a list of values."""
+    return any(
+        a.string_value is None and (a.strings or a.ints or a.versions or a.bools)
+        for a in device.attributes.values()
+    )
+
+
+def first_values(device: Device) -> Device:
+    """Return the device with the first value of each list, as a server without lists can have it.
+
+    The first is what describes the device best: backends put it there. ``matchAttribute`` then lets two
+    devices be together only if that is true, but not in every case in which it is.
+    """
+    attributes = dict(device.attributes)
+    for name, a in device.attributes.items():
+        if a.strings:
+            attributes[name] = DeviceAttribute(string_value=a.strings[0])
+        elif a.ints:
+            attributes[name] = DeviceAttribute(int_value=a.ints[0])
+        elif a.versions:
+            attributes[name] = DeviceAttribute(version_value=a.versions[0])
+        elif a.bools:
+            attributes[name] = DeviceAttribute(bool_value=a.bools[0])
+    return msgspec.structs.replace(device, attributes=attributes)
 
 
 def problem_of_attribute(name: str, attribute: DeviceAttribute) -> str:
@@ -182,26 +227,31 @@ def _name_problem(name: str) -> str:
 
 
 def _attribute_problem(attribute: DeviceAttribute) -> str:
-    if attribute.ints or attribute.bools or attribute.strings or attribute.versions:
-        return "list values are not published (DRAListTypeAttributes is alpha)"
-    values = (
+    scalars = (
         attribute.int_value,
         attribute.bool_value,
         attribute.string_value,
         attribute.version_value,
     )
-    if sum(v is not None for v in values) != 1:
-        return "exactly one of int, bool, string and version must be set"
-    if attribute.int_value is not None and not -(2**63) <= attribute.int_value < 2**63:
-        return "the number does not fit 64 bits"
-    text = attribute.string_value if attribute.string_value is not None else attribute.version_value
-    if text is not None and len(text.encode()) > _MAX_TEXT:
-        return f"the value is longer than {_MAX_TEXT} bytes"
-    if attribute.version_value is not None:
-        try:
-            Version.parse(attribute.version_value)
-        except InvalidVersion as e:
-            return str(e)
+    lists = (attribute.ints, attribute.bools, attribute.strings, attribute.versions)
+    if sum(v is not None for v in (*scalars, *lists)) != 1:
+        return "exactly one of int, bool, string and version, or of their plurals, must be set"
+    number = next((len(values) for values in lists if values is not None), 1)
+    if not 1 <= number <= MAX_VALUES:
+        return f"a list of {number} values; 1 to {MAX_VALUES} are allowed"
+    for integer in (attribute.int_value, *(attribute.ints or ())):
+        if integer is not None and not -(2**63) <= integer < 2**63:
+            return "the number does not fit 64 bits"
+    versions = (attribute.version_value, *(attribute.versions or ()))
+    for text in (attribute.string_value, *(attribute.strings or ()), *versions):
+        if text is not None and len(text.encode()) > _MAX_TEXT:
+            return f"the value is longer than {_MAX_TEXT} bytes"
+    for version in versions:
+        if version is not None:
+            try:
+                Version.parse(version)
+            except InvalidVersion as e:
+                return str(e)
     return ""
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from dra_driver.api import names
 from dra_driver.api.own.inventory import InventoryDevice
 from dra_driver.api.own.partitions import PartitionDevice, partition_devices
 from dra_driver.api.resource import (
@@ -23,6 +24,8 @@ from dra_driver.ownership import PROTECTION_TAINT
 from dra_driver.resourceslice import partitioning
 from dra_driver.resourceslice.devices import (
     clean_device,
+    first_values,
+    has_lists,
     health_taints,
     limit_facts,
     pending_taint,
@@ -87,7 +90,7 @@ class Forms:
             base: the same, cleaned.
         """
         settings = self._settings.devices.get(found.name, DeviceSettings())
-        base = self._with_attributes(base, settings)
+        base = self._as_kept(self._with_attributes(base, settings))
         partitions = partition_devices(found)
         held = [p for p in partitions if self._in_use(p.name)]
         if settings.hide and not held and not self._in_use(base.name):
@@ -150,7 +153,7 @@ class Forms:
                 attributes=partitioning.partition_attributes(base, partition.profile),
                 capacity=partition.profile.capacity,
             )
-            device = clean_device(inventory, self._problems)
+            device = self._as_kept(clean_device(inventory, self._problems))
             blocked = self._blocked(taints) if partition.name in withdrawn else taints
             self.forms.append(
                 PublishedDevice(device, blocked, unhealthy, (partitioning.taken_by(partition, counters),))
@@ -241,6 +244,12 @@ class Forms:
         if len(added) == len(base.attributes):
             return base
         return limit_facts(msgspec.structs.replace(base, attributes=added), self._problems)
+
+    def _as_kept(self, device: Device) -> Device:
+        if self._features.lists or not has_lists(device):
+            return device
+        self.missing[names.LISTS_GATE] = "lists in attributes; only the first value of each is published"
+        return first_values(device)
 
     def _in_use(self, name: str) -> bool:
         return name in self._usage.whole or name in self._usage.shared

@@ -37,14 +37,19 @@ class ServerFeatures:
         taints: ``devices[].taints`` (DRADeviceTaints).
         counters: ``sharedCounters`` and ``consumesCounters`` (DRAPartitionableDevices).
         multi_allocation: ``allowMultipleAllocations`` and request policies (DRAConsumableCapacity).
+        lists: attributes with several values (DRAListTypeAttributes).
     """
 
     taints: bool = True
     counters: bool = True
     multi_allocation: bool = True
+    lists: bool = True
 
     def missing_gates(self) -> tuple[str, ...]:
-        """Return the names of the feature gates that are off, as an admin would turn them on."""
+        """Return the names of the feature gates that are off, as an admin would turn them on.
+
+        Without the gate of lists: it is alpha, hence off on most clusters, which lack nothing by it.
+        """
         return tuple(gate for name, gate in GATES.items() if not getattr(self, name))
 
 

@@ -42,7 +42,7 @@ from dra_driver.structured.index.similar import (
     similar_nodes,
     suitable_devices,
 )
-from dra_driver.structured.lending import LoanChoice, NoLoan, choose_loan, lent_view
+from dra_driver.structured.lending import LoanChoice, NoLoan, choose_loans, lent_view, understood
 from dra_driver.structured.matching.contested import contested, fits_beside
 from dra_driver.structured.matching.taintrules import concerns, with_rules
 from dra_driver.structured.model.budget import Budget, BudgetExhausted
@@ -68,6 +68,7 @@ from dra_driver.structured.model.types import (
     PoolPolicy,
     Strategy,
 )
+from dra_driver.structured.search.scan import look_seconds, scan_seconds
 from dra_driver.structured.search.upstream import scheduler_takes
 
 __all__ = [
@@ -114,7 +115,7 @@ __all__ = [
     "allocate",
     "allocate_group",
     "attribute_text",
-    "choose_loan",
+    "choose_loans",
     "concerns",
     "contested",
     "count_copies",
@@ -129,14 +130,17 @@ __all__ = [
     "is_named_by_us",
     "lent_view",
     "levels_of",
+    "look_seconds",
     "node_layouts",
     "pod_group_terms",
     "prepare",
     "restart_of",
     "room",
+    "scan_seconds",
     "scheduler_takes",
     "seen_values",
     "similar_nodes",
     "suitable_devices",
+    "understood",
     "with_rules",
 ]

@@ -17,7 +17,14 @@ from typing import Final
 
 import msgspec
 
-from dra_driver.api.resource import Device, DeviceTaintRule, ResourceClaim, ResourceSlice
+from dra_driver.api.resource import (
+    Device,
+    DeviceRequest,
+    DeviceSelector,
+    DeviceTaintRule,
+    ResourceClaim,
+    ResourceSlice,
+)
 from dra_driver.ownership import PoolID, is_controller_taint, newest_generation, pool_of_slice
 from dra_driver.structured.allocator import allocate
 from dra_driver.structured.matching.taintrules import with_rules
@@ -33,10 +40,12 @@ from dra_driver.structured.model.types import (
 )
 from dra_driver.structured.search.upstream import scheduler_takes
 
-__all__ = ["LoanChoice", "NoLoan", "choose_loan", "lent_view"]
+__all__ = ["LoanChoice", "NoLoan", "choose_loans", "lent_view", "understood"]
 
-# Nodes on which kube-scheduler's search is tried.
+# Nodes on which kube-scheduler's search is tried in vain.
 _MOST_NODES: Final = 3
+# Of the budget, after which no more nodes are looked for than there are.
+_SHARE: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,56 +103,126 @@ def _bare(device: Device) -> Device:
     )
 
 
-def choose_loan(
+def understood(claim: ResourceClaim) -> ResourceClaim:
+    """Return a claim without what a later version of the API may have: the same object where that is nothing.
+
+    Left out are selectors that have no CEL expression, and constraints on something else than attributes; so
+    what is chosen for the rest may not suit the claim. An unknown allocation mode stays:
+    nothing can be chosen for that.
+    """
+    devices = claim.spec.devices
+    requests = tuple(map(_understood_request, devices.requests or ()))
+    constraints = tuple(
+        c for c in devices.constraints if c.match_attribute is not None or c.distinct_attribute is not None
+    )
+    if len(constraints) == len(devices.constraints) and all(
+        a is b for a, b in zip(requests, devices.requests or (), strict=True)
+    ):
+        return claim
+    known = msgspec.structs.replace(devices, requests=requests, constraints=constraints)
+    return msgspec.structs.replace(claim, spec=msgspec.structs.replace(claim.spec, devices=known))
+
+
+def _understood_request(request: DeviceRequest) -> DeviceRequest:
+    parts = (*((request.exactly,) if request.exactly is not None else ()), *request.first_available)
+    if all(selector.cel is not None for part in parts for selector in part.selectors):
+        return request
+    exactly = request.exactly
+    if exactly is not None:
+        exactly = msgspec.structs.replace(exactly, selectors=_with_cel(exactly.selectors))
+    return msgspec.structs.replace(
+        request,
+        exactly=exactly,
+        first_available=tuple(
+            msgspec.structs.replace(sub, selectors=_with_cel(sub.selectors))
+            for sub in request.first_available
+        ),
+    )
+
+
+def _with_cel(selectors: Iterable[DeviceSelector]) -> tuple[DeviceSelector, ...]:
+    return tuple(selector for selector in selectors if selector.cel is not None)
+
+
+def choose_loans(
     snapshot: Snapshot,
     claims: Sequence[ResourceClaim],
     *,
     nodes: Collection[str],
+    most: int = 1,
     ours: Collection[PoolID],
     pools: PoolPolicies,
     slices: Iterable[ResourceSlice],
     rules: Collection[DeviceTaintRule],
     held: AllocatedState,
     budget: Budget,
-) -> LoanChoice | NoLoan:
-    """Choose a node and devices of ours there that are to be lent for the claims of one pod.
+) -> tuple[LoanChoice, ...] | NoLoan:
+    """Choose nodes with devices of ours that would serve the claims of one pod there if they were lent.
 
     Args:
         snapshot: the cluster; what must not be lent counts as allocated.
         claims: of the pod. Those that are allocated restrict the node only.
         nodes: that the pod may go to.
+        most: number of nodes that are chosen, if there are so many. Half of the budget is left alone once
+            there is one.
         ours: pools of which devices can be lent.
         pools: those that devices may be chosen from, ours and those of kube-scheduler, with their policies.
         slices: all, as they are published.
         rules: that add taints to them.
         held: what claims have: what kube-scheduler knows to be allocated.
         budget: what the choice may cost.
+
+    Returns:
+        at least one, the best one first.
     """
     left = set(nodes)
     known = tuple(slices)
+    found: list[LoanChoice] = []
     first: NoLoan | None = None
-    for _ in range(_MOST_NODES):
+    vain = 0
+    while len(found) < most and vain < _MOST_NODES and not (found and budget.spent > budget.steps // _SHARE):
         outcome = allocate(
             snapshot, claims, nodes=left, ignore_taint=is_controller_taint, pools=pools, budget=budget
         )
         if not isinstance(outcome, Allocated):
-            return first or _no_loan(outcome)
-        node = outcome.node
-        seen = _SeenByScheduler(snapshot, node, known, rules, held)
+            first = first or _no_loan(outcome)
+            break
         wanted = _of_ours(claims, outcome, ours)
         if isinstance(wanted, str):
-            return first or NoLoan(partial(str, wanted))
-        for devices in (wanted, None):
-            tried = devices if devices is not None else seen.would_take(claims, ours, snapshot, budget)
-            problem = tried if isinstance(tried, str) else seen.problem(claims, ours, tried, budget)
-            if not problem and not isinstance(tried, str):
-                return LoanChoice(node, tried)
-        if first is None:
-            text = f"kube-scheduler would not find them on node {node}: {problem}"
-            first = NoLoan(partial(str, text), gave_up=budget.exhausted)
-        left.discard(node)
+            first = first or NoLoan(partial(str, wanted))
+            break
+        seen = _SeenByScheduler(snapshot, outcome.node, known, rules, held)
+        choice = _checked(seen, outcome.node, wanted, claims, ours, snapshot, budget)
+        if isinstance(choice, LoanChoice):
+            found.append(choice)
+        else:
+            vain += 1
+            first = first or choice
+        left.discard(outcome.node)
+    if found:
+        return tuple(found)
     assert first is not None
     return first
+
+
+def _checked(
+    seen: _SeenByScheduler,
+    node: str,
+    wanted: Mapping[PoolID, frozenset[str]],
+    claims: Sequence[ResourceClaim],
+    ours: Collection[PoolID],
+    snapshot: Snapshot,
+    budget: Budget,
+) -> LoanChoice | NoLoan:
+    """Return the devices that kube-scheduler takes on a node if they are lent: the wanted ones, or others."""
+    problem = ""
+    for devices in (wanted, None):
+        tried = devices if devices is not None else seen.would_take(claims, ours, snapshot, budget)
+        problem = tried if isinstance(tried, str) else seen.problem(claims, ours, tried, budget)
+        if not problem and not isinstance(tried, str):
+            return LoanChoice(node, tried)
+    text = f"kube-scheduler would not find them on node {node}: {problem}"
+    return NoLoan(partial(str, text), gave_up=budget.exhausted)
 
 
 def _no_loan(outcome: DoesNotFit | Failed) -> NoLoan:

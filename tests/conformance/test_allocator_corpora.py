@@ -1,7 +1,8 @@
 """The allocator against recorded results of Kubernetes 1.36's, in both strategies.
 
-The quirk and random cases are ours. The upstream cases belong to another project's tests; they are compared
-where they are at hand, beside this repository.
+The quirk, random and list cases are ours; the last ones have attributes with lists (KEP-5491), and were
+recorded of the allocator for alpha features. The upstream cases belong to another project's tests; they are
+compared where they are at hand, beside this repository.
 """
 
 from __future__ import annotations
@@ -22,11 +23,18 @@ UPSTREAM = Path(__file__).parents[3] / "shared/corpus/allocator/upstream_cases.j
 FILES = {
     "quirk": DATA / "allocator_quirk_cases.json.gz",
     "random": DATA / "allocator_random_cases.json.gz",
+    "lists": DATA / "allocator_list_cases.json.gz",
     "upstream": UPSTREAM,
 }
 
 # Of so many cases in a row, the first one is played by default; all are in the long run.
-SHARES = [("quirk", 1), ("random", 4), pytest.param("random", 1, marks=pytest.mark.long), ("upstream", 1)]
+SEQUENCES = [("quirk", 1), ("random", 4), pytest.param("random", 1, marks=pytest.mark.long)]
+SHARES = [
+    *SEQUENCES,
+    ("lists", 3),
+    pytest.param("lists", 1, marks=pytest.mark.long),
+    ("upstream", 1),
+]
 
 # Recorded results that follow from two defects of the Go code, each of which suffices, so that they do not
 # show when cases are marked by re-running with one defect removed. Proved by replaying both cases on the Go
@@ -131,7 +139,7 @@ def test_first_fit_gives_the_devices_of_kubernetes(name: str, each: int) -> None
     assert different == []
 
 
-@pytest.mark.parametrize(("name", "each"), SHARES[:-1])  # the upstream cases have one pod each
+@pytest.mark.parametrize(("name", "each"), SEQUENCES)  # the other cases have one pod each
 def test_first_fit_follows_kubernetes_along_a_sequence_of_pods(name: str, each: int) -> None:
     different = []
     for case, recorded in list(load(name).items())[::each]:

@@ -20,6 +20,8 @@ from dra_driver.api.resource import Device
 
 HERE = Path(__file__).parent
 OWN = HERE / "data" / "cel_cases.json.gz"
+# Random expressions over attributes with lists (KEP-5491).
+LISTS = HERE / "data" / "cel_list_cases.json.gz"
 ALL = HERE.parents[2] / "shared" / "corpus" / "cel" / "cel_cases.json.gz"
 
 # Of so many cases in a row, the first one is played by default; all are in the long run.
@@ -86,6 +88,9 @@ def test_every_outcome_of_our_own_cases_agrees() -> None:
     recorded = cases(OWN)
     assert len(recorded) > 1300
     assert disagreements(recorded) == []
+    of_lists = cases(LISTS)
+    assert len(of_lists) > 700
+    assert disagreements(of_lists) == []
 
 
 def test_every_outcome_of_all_recorded_cases_agrees() -> None:
@@ -111,7 +116,7 @@ def test_what_validation_would_refuse_agrees() -> None:
 def test_the_estimated_cost_is_the_recorded_one() -> None:
     wrong = []
     count = 0
-    for case in cases(OWN):
+    for case in cases(OWN) + cases(LISTS):
         if case["expect"]["compile_error"]:
             continue
         count += 1

@@ -20,6 +20,7 @@ DATA = Path(__file__).parent / "data"
 FILES = {
     "quirk": DATA / "allocator_quirk_cases.json.gz",
     "random": DATA / "allocator_random_cases.json.gz",
+    "lists": DATA / "allocator_list_cases.json.gz",
     "upstream": Path(__file__).parents[3] / "shared/corpus/allocator/upstream_cases.json.gz",
 }
 
@@ -57,7 +58,14 @@ def snapshot_of(case: dict[str, Any]) -> Snapshot:
 
 @pytest.mark.parametrize(
     ("name", "each"),
-    [("quirk", 1), ("random", 5), pytest.param("random", 1, marks=pytest.mark.long), ("upstream", 1)],
+    [
+        ("quirk", 1),
+        ("random", 5),
+        pytest.param("random", 1, marks=pytest.mark.long),
+        ("lists", 3),
+        pytest.param("lists", 1, marks=pytest.mark.long),
+        ("upstream", 1),
+    ],
 )
 def test_the_same_devices_are_taken_in_every_case_that_was_recorded(name: str, each: int) -> None:
     points = defects = 0

@@ -11,7 +11,7 @@ reported at once with its path.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
@@ -19,6 +19,7 @@ import msgspec
 
 from dra_driver.api.names import NVIDIA_DRIVER_NAME
 from dra_driver.api.own.inventory import API_VERSION
+from dra_driver.api.own.kinds import MAX_BYTES
 from dra_driver.api.quantity import Quantity
 from dra_driver.errors import InvalidParameters, InvalidQuantity
 
@@ -37,8 +38,6 @@ __all__ = [
     "decode_parameters",
 ]
 
-# resource.k8s.io/v1 stores no more in one ``opaque.parameters``.
-MAX_BYTES: Final = 10 * 1024
 NVIDIA_API_VERSION: Final = "resource.nvidia.com/v1beta1"
 
 # MPS counts pinned memory in whole MiB.
@@ -153,12 +152,16 @@ DEFAULT_SHARE: Final = Parameters(
 )
 
 
-def decode_parameters(data: bytes | msgspec.Raw, driver: str) -> Parameters:
+def decode_parameters(
+    data: bytes | msgspec.Raw, driver: str, others: Iterable[tuple[str, str]] = ()
+) -> Parameters:
     """Read the JSON of ``opaque.parameters``.
 
     Args:
         data: at most ``MAX_BYTES`` bytes of JSON.
         driver: the name under which we run; NVIDIA's kinds are understood under NVIDIA's name only.
+        others: ``apiVersion`` and ``kind`` of what else is understood, for the message about a kind that
+            is not.
 
     Raises:
         InvalidParameters: every finding, with the path of its field.
@@ -176,7 +179,7 @@ def decode_parameters(data: bytes | msgspec.Raw, driver: str) -> Parameters:
     identity = (value.pop("apiVersion", None), value.pop("kind", None))
     reader = kinds.get(identity) if all(isinstance(part, str) for part in identity) else None
     if reader is None:
-        known = ", ".join(f"{version} {kind}" for version, kind in kinds)
+        known = ", ".join(f"{version} {kind}" for version, kind in (*kinds, *others))
         raise InvalidParameters(
             f"apiVersion {_show(identity[0])}, kind {_show(identity[1])}: unknown; {driver} knows {known}"
         )

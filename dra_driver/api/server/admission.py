@@ -1,4 +1,4 @@
-"""``admission.k8s.io/v1 AdmissionReview`` and ``admissionregistration.k8s.io/v1`` webhook configurations."""
+"""``admission.k8s.io/v1 AdmissionReview``, webhook configurations and mutating policies."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from collections.abc import Mapping
 import msgspec
 
 from dra_driver.api.meta import Resource, Wire, WireObject
+from dra_driver.api.pod_affinity import LabelSelector
 
 __all__ = [
     "ADMISSION_GROUP",
+    "MUTATING_POLICIES",
+    "MUTATING_POLICY_BINDINGS",
     "MUTATING_WEBHOOKS",
     "VALIDATING_WEBHOOKS",
     "AdmissionCause",
@@ -19,6 +22,11 @@ __all__ = [
     "AdmissionReview",
     "AdmissionStatus",
     "GroupVersionKind",
+    "MatchCondition",
+    "MatchResources",
+    "MutatingPolicy",
+    "MutatingPolicyBinding",
+    "Mutation",
     "Webhook",
     "WebhookClientConfig",
     "WebhookConfiguration",
@@ -90,6 +98,13 @@ class AdmissionReview(msgspec.Struct, frozen=True, kw_only=True, rename="camel",
     response: AdmissionResponse | None = None
 
 
+class MatchCondition(Wire, frozen=True, kw_only=True):
+    """``matchConditions[]``: what must be true of an object, in CEL."""
+
+    name: str = ""
+    expression: str = ""
+
+
 class WebhookClientConfig(Wire, frozen=True, kw_only=True):
     """``webhooks[].clientConfig``, as far as we read it. ``ca_bundle`` is base64 of PEM."""
 
@@ -101,6 +116,9 @@ class Webhook(Wire, frozen=True, kw_only=True):
 
     name: str
     client_config: WebhookClientConfig = WebhookClientConfig()
+    namespace_selector: LabelSelector | None = None
+    object_selector: LabelSelector | None = None
+    match_conditions: tuple[MatchCondition, ...] = ()
 
 
 class WebhookConfiguration(WireObject, frozen=True, kw_only=True):
@@ -113,6 +131,74 @@ class WebhookConfiguration(WireObject, frozen=True, kw_only=True):
         return {w.name: w.client_config.ca_bundle for w in self.webhooks or ()}
 
 
+class MatchResources(Wire, frozen=True, kw_only=True):
+    """``matchConstraints`` of a policy and ``matchResources`` of a binding, as far as we read them."""
+
+    namespace_selector: LabelSelector | None = None
+    object_selector: LabelSelector | None = None
+
+
+class _Expression(Wire, frozen=True, kw_only=True):
+    expression: str = ""
+
+
+class Mutation(Wire, frozen=True, kw_only=True):
+    """``mutations[]`` of a MutatingAdmissionPolicy."""
+
+    apply_configuration: _Expression | None = None
+    json_patch: _Expression | None = None
+
+    @property
+    def text(self) -> str:
+        """What it does, in CEL."""
+        found = self.apply_configuration or self.json_patch
+        return found.expression if found is not None else ""
+
+
+class MutatingPolicySpec(Wire, frozen=True, kw_only=True):
+    """``spec`` of a MutatingAdmissionPolicy, as far as we read it."""
+
+    match_constraints: MatchResources | None = None
+    match_conditions: tuple[MatchCondition, ...] = ()
+    mutations: tuple[Mutation, ...] = ()
+
+
+class MutatingPolicy(WireObject, frozen=True, kw_only=True):
+    """A MutatingAdmissionPolicy."""
+
+    spec: MutatingPolicySpec = MutatingPolicySpec()
+
+
+class MutatingBindingSpec(Wire, frozen=True, kw_only=True):
+    """``spec`` of a MutatingAdmissionPolicyBinding, as far as we read it."""
+
+    policy_name: str = ""
+    match_resources: MatchResources | None = None
+    param_ref: msgspec.Raw | None = None
+
+
+class MutatingPolicyBinding(WireObject, frozen=True, kw_only=True):
+    """A MutatingAdmissionPolicyBinding."""
+
+    spec: MutatingBindingSpec = MutatingBindingSpec()
+
+
+MUTATING_POLICIES = Resource(
+    ADMISSION_GROUP,
+    "v1",
+    "mutatingadmissionpolicies",
+    "MutatingAdmissionPolicy",
+    MutatingPolicy,
+    namespaced=False,
+)
+MUTATING_POLICY_BINDINGS = Resource(
+    ADMISSION_GROUP,
+    "v1",
+    "mutatingadmissionpolicybindings",
+    "MutatingAdmissionPolicyBinding",
+    MutatingPolicyBinding,
+    namespaced=False,
+)
 VALIDATING_WEBHOOKS = Resource(
     ADMISSION_GROUP,
     "v1",

@@ -14,7 +14,7 @@ from dra_driver.cel.errors import CelRuntimeError, no_such_overload
 from dra_driver.cel.evaluation import closures, loops
 from dra_driver.cel.evaluation.closures import Closure
 from dra_driver.cel.evaluation.compiler import CONSTRUCTORS, Compiler
-from dra_driver.cel.library.implementations import IMPLEMENTATIONS, METERED, type_test
+from dra_driver.cel.library.implementations import IMPLEMENTATIONS, METERED, argument_tests
 from dra_driver.cel.syntax.ast import (
     Call,
     Expr,
@@ -143,7 +143,7 @@ class TrackingCompiler(Compiler):
                 function = IMPLEMENTATIONS[overload]
                 function = _unmetered(function) if metered else function
             if function is not None:
-                candidates.append((tuple(map(type_test, self.overloads[overload].args)), function))
+                candidates.append((argument_tests(overload, self.overloads[overload].args), function))
         if len(e.overloads) == 1 and all(map(self.is_certain, operands)):
             return candidates[0][1] if candidates else closures.undefined
         return _Late(candidates)

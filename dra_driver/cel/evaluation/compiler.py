@@ -13,7 +13,7 @@ from dra_driver.cel.checking.declarations import Overload
 from dra_driver.cel.errors import CelCompileError, CelPanic, CelRuntimeError, no_such_overload
 from dra_driver.cel.evaluation import closures, loops
 from dra_driver.cel.evaluation.closures import Closure
-from dra_driver.cel.library.implementations import IMPLEMENTATIONS, loosely_typed, type_test
+from dra_driver.cel.library.implementations import IMPLEMENTATIONS, argument_tests, loosely_typed
 from dra_driver.cel.library.validators import MAX_PATTERN_SIZE, MAX_PATTERNS
 from dra_driver.cel.syntax.ast import (
     Call,
@@ -200,7 +200,7 @@ class Compiler:
         for overload in e.overloads:
             found = IMPLEMENTATIONS.get(overload)
             if found is not None:
-                candidates.append((tuple(map(type_test, self.overloads[overload].args)), found))
+                candidates.append((argument_tests(overload, self.overloads[overload].args), found))
         return closures.dispatcher(candidates)
 
     def is_certain(self, e: Expr) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Final
 
@@ -29,7 +29,7 @@ from dra_driver.cel.values.values import (
     plain_key,
 )
 
-__all__ = ["IMPLEMENTATIONS", "METERED", "loosely_typed", "type_test"]
+__all__ = ["IMPLEMENTATIONS", "METERED", "argument_tests", "loosely_typed"]
 
 IMPLEMENTATIONS: Final[Mapping[str, Callable[..., Value]]] = {
     **_standard.FUNCTIONS,
@@ -88,6 +88,20 @@ def type_test(t: Type) -> Callable[[Value], bool] | None:
         return first(plain_key(next(iter(value))))
 
     return test
+
+
+def argument_tests(overload: str, arguments: Sequence[Type]) -> tuple[Callable[[Value], bool] | None, ...]:
+    """Return the tests that choose an overload at run time, one per argument; see ``type_test``."""
+    if overload in _FLATTEN:
+        # cel-go looks at no item here: a list of numbers stays as it is.
+        return tuple(
+            (lambda value: type(value) in (list, tuple)) if t.kind == "list" else type_test(t)
+            for t in arguments
+        )
+    return tuple(map(type_test, arguments))
+
+
+_FLATTEN: Final = ("list_flatten", "list_flatten_int")
 
 
 def loosely_typed(t: Type) -> bool:

@@ -14,7 +14,7 @@ from typing import Final
 from dra_driver.api.resource import DeviceAttribute
 from dra_driver.api.version import Version
 from dra_driver.errors import InvalidVersion
-from dra_driver.structured.matching.constraints import TOPOLOGY, attribute_of, attribute_values
+from dra_driver.structured.matching.constraints import TOPOLOGY, Value, attribute_of, attribute_values
 from dra_driver.structured.model.budget import Budget
 from dra_driver.structured.model.pools import DeviceEntry, NodeView, PoolView
 from dra_driver.structured.model.snapshot import Snapshot
@@ -33,6 +33,8 @@ TOPOLOGY_COLUMN: Final[Column] = ("topology",)
 # Bytes, measured: of a column; of its number for a node; of a value, and of an item of it, which is a set
 # where a constraint compares; of the content of a device; of what is known of a node, and of each device.
 _PER_COLUMN, _PER_NUMBER, _PER_ENTRY, _PER_ITEM, _PER_SET = 1024, 64, 240, 32, 256
+# Of each value in such a set, where attributes have lists.
+_PER_VALUE: Final = 64
 _PER_CONTENT, _PER_NODE, _PER_DEVICE = 1024, 640, 16
 # Items of a value that are computed in the time of a step, if they are known.
 _ENTRIES_PER_STEP: Final = 8
@@ -126,6 +128,7 @@ class Columns:
                 self._values.setdefault(column, []).append(value)
                 per_item = _PER_SET if column[0] == "same" else _PER_ITEM
                 weight += _PER_ENTRY + per_item * len(facts.entries)
+                weight += _PER_VALUE * sum(len(item) for item in value if isinstance(item, frozenset))
             self._weigh(column, weight)
             facts.columns[column] = number
         return number
@@ -205,18 +208,22 @@ def _attribute(entry: DeviceEntry, domain: str, name: str, full: str) -> Hashabl
 
 
 def _topology(entries: Sequence[DeviceEntry]) -> tuple[Hashable, ...]:
-    """Return which devices are in one group, by level of ``TOPOLOGY``; groups are numbered, not named."""
+    """Return which devices are in one group, by level of ``TOPOLOGY``; groups are numbered, not named.
+
+    A device with a list of values is in several groups.
+    """
     numbers: dict[object, int] = {}
-    found: list[Hashable] = []
-    for entry in entries:
-        facts = topology_of(entry)
-        found.append(
-            tuple(
-                numbers.setdefault((level, facts[level]), len(numbers)) if level in facts else None
-                for level in TOPOLOGY
-            )
-        )
-    return tuple(found)
+
+    def numbered(level: str, values: frozenset[Value] | None) -> Hashable:
+        if values is None:
+            return None
+        found = [numbers.setdefault((level, v), len(numbers)) for v in sorted(values, key=repr)]
+        return found[0] if len(found) == 1 else frozenset(found)
+
+    return tuple(
+        tuple(numbered(level, facts.get(level)) for level in TOPOLOGY)
+        for facts in (topology_of(entry) for entry in entries)
+    )
 
 
 def _pool_content(pool: PoolView) -> Hashable:

@@ -52,9 +52,10 @@ class DeviceID(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Feature gates of Kubernetes whose semantics apply; the defaults are those of Kubernetes 1.36.
+    """Feature gates of Kubernetes whose semantics apply.
 
-    A field of a disabled feature is an error or ignored, as in Kubernetes.
+    A field of a disabled feature is an error or ignored, as in Kubernetes. The defaults are those of
+    Kubernetes 1.36, with lists in attributes: where the gate is off, the API server has dropped them.
 
     Attributes:
         admin_access: DRAAdminAccess.
@@ -64,7 +65,7 @@ class Features:
         consumable_capacity: DRAConsumableCapacity (capacity requests, devices allocated several times).
         device_binding_and_status: DRADeviceBindingConditions with the claim's device status.
         device_taints: DRADeviceTaints.
-        list_type_attributes: DRAListTypeAttributes (alpha, off).
+        list_type_attributes: DRAListTypeAttributes (alpha in 1.36, off there by default).
         partitionable_devices: DRAPartitionableDevices (shared counters, node selection per device).
         prioritized_list: DRAPrioritizedList (``firstAvailable``).
     """
@@ -74,7 +75,7 @@ class Features:
     consumable_capacity: bool = True
     device_binding_and_status: bool = True
     device_taints: bool = True
-    list_type_attributes: bool = False
+    list_type_attributes: bool = True
     partitionable_devices: bool = True
     prioritized_list: bool = True
 

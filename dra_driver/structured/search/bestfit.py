@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from dra_driver.api.meta import DriverName
@@ -37,6 +38,8 @@ __all__ = ["Score", "Solution", "best_solution", "first_solution", "score_of"]
 IMPROVEMENT_STEPS: Final = 2_000
 # Steps, after the first solution, in search of earlier alternatives.
 RANK_STEPS: Final = 10_000
+# Groups of devices with a value in common that are searched, if there are more of them than devices.
+_MOST_GROUPS: Final = 16
 # Steps that a score costs.
 _STEPS_PER_SOLUTION: Final = 10
 
@@ -400,14 +403,16 @@ class _BestFit:
                         entries.update((c.entry, c) for c in self._by_cost(alternative))
         for facts in self._facts(entries):
             drivers = {e.id.driver for e in facts}
-            by_value: dict[frozenset[Value], set[DeviceEntry]] = {}
+            # A device with a list of values is in the group of each of them.
+            by_value: dict[Value, set[DeviceEntry]] = {}
             for entry, values in facts.items():
-                by_value.setdefault(values, set()).add(entry)
-            # One group of all devices is what the first run searched.
-            if len(by_value) < 2 and len(facts) == len(entries):
-                continue
-            for members in by_value.values():
-                if len(members) > 1 or len(drivers) > 1:
+                for value in values if len(values) == 1 else sorted(values, key=repr):
+                    by_value.setdefault(value, set()).add(entry)
+            # Lists overlap: groups may be equal, and there may be more of them than devices.
+            groups = dict.fromkeys(map(frozenset, by_value.values()))
+            for members in islice(groups, max(len(facts), _MOST_GROUPS)):
+                # One group of all devices is what the first run searched.
+                if len(members) < len(entries) and (len(members) > 1 or len(drivers) > 1):
                     yield _within(members, drivers)
 
     def _facts(self, entries: dict[DeviceEntry, Candidate]) -> Iterator[dict[DeviceEntry, frozenset[Value]]]:
@@ -421,7 +426,7 @@ class _BestFit:
                     yield {e: values for e in entries if (values := self._problem.values(claim, i, e))}
 
 
-def _within(members: set[DeviceEntry], drivers: set[DriverName]) -> Callable[[DeviceEntry], bool]:
+def _within(members: frozenset[DeviceEntry], drivers: set[DriverName]) -> Callable[[DeviceEntry], bool]:
     """Return the restriction to a group; devices of drivers that lack the attribute are not restricted."""
     return lambda entry: entry in members or entry.id.driver not in drivers
 

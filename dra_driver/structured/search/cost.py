@@ -148,8 +148,8 @@ def topology_of(entry: DeviceEntry) -> Mapping[str, frozenset[Value]]:
             continue
         standard = STANDARD.get(bare)
         # The standard attribute wins over one of the vendor's with the same last part.
-        if bare not in found or name == standard:
-            found[bare] = attribute_values(attribute, lists=True)
+        if (bare not in found or name == standard) and (values := attribute_values(attribute, lists=True)):
+            found[bare] = values
     return found
 
 
@@ -157,7 +157,8 @@ def topology_spread(entries: Sequence[DeviceEntry]) -> tuple[int, ...]:
     """Return, for each level of ``TOPOLOGY``, over how many groups the devices are spread, beyond the first.
 
     A device without the attribute is a group of its own if other devices of its driver have it; otherwise the
-    level does not apply to it (a network card has no NVLink).
+    level does not apply to it (a network card has no NVLink). One with a list of values is close to every
+    device that has one of them.
     """
     if len(entries) < 2:
         return (0,) * len(TOPOLOGY)
@@ -165,12 +166,26 @@ def topology_spread(entries: Sequence[DeviceEntry]) -> tuple[int, ...]:
     spread: list[int] = []
     for level in TOPOLOGY:
         drivers = {driver for driver, topology in facts if level in topology}
-        groups: set[object] = set()
+        groups: set[frozenset[Value]] = set()
         ungrouped = 0
         for driver, topology in facts:
             if level in topology:
                 groups.add(topology[level])
             elif driver in drivers:
                 ungrouped += 1
-        spread.append(max(0, len(groups) + ungrouped - 1))
+        spread.append(max(0, _number_of(groups) + ungrouped - 1))
     return tuple(spread)
+
+
+def _number_of(groups: set[frozenset[Value]]) -> int:
+    """Return how many values are needed at least, so that each set has one of them.
+
+    Exact up to two beyond the sets of one value. It has to grow with the sets (the search gives up what is
+    worse already) and to depend on which values are equal alone, not on what they are (nodes with equal
+    patterns have to have equal scores).
+    """
+    single = frozenset(value for values in groups if len(values) == 1 for value in values)
+    others = [values for values in groups if not values & single]
+    if not others:
+        return len(single)
+    return len(single) + (1 if frozenset.intersection(*others) else 2)

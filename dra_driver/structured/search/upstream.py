@@ -10,6 +10,9 @@ What differs, each confirmed against the Go allocator (``tests/conformance``):
 * counters belong to the name of a pool, whatever its driver; the first pool that is looked at counts;
 * a device that consumes counters is rejected where any counter of its pool is over-committed;
 * ``distinctAttribute`` compares with the last device of each request only;
+* ``matchAttribute`` over lists goes on with what devices had in common that were taken and given back, until
+  none is left;
+* where lists are not enabled, one satisfies ``matchAttribute`` on the first device, and none after it;
 * "all devices" that are rejected late leave their constraints, and whole devices rejected for their capacity
   stay in use.
 """
@@ -20,13 +23,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Final
 
 import msgspec
 
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import ResourceClaim
 from dra_driver.structured.matching.capacity import Amounts, fits
-from dra_driver.structured.matching.constraints import Value
+from dra_driver.structured.matching.constraints import Value, attribute_of
 from dra_driver.structured.matching.plan import MAX_RESULTS, Alternative, FatalError, compile_claims
 from dra_driver.structured.matching.problem import Candidate, NodeProblem, Options
 from dra_driver.structured.model.budget import Budget, BudgetExhausted
@@ -38,6 +42,8 @@ from dra_driver.structured.search.search import Pick
 __all__ = ["UpstreamSearch", "scheduler_takes"]
 
 _CounterKey = tuple[str, str, str]
+# The values of an attribute whose type is not enabled.
+_UNSUPPORTED: Final[frozenset[Value]] = frozenset({("unsupported", None)})
 
 
 class _TooManyError(Exception):
@@ -61,7 +67,7 @@ class _Constraint:
     last: dict[str, frozenset[Value]] = field(default_factory=dict)
 
     def add(self, request: str, values: frozenset[Value]) -> bool:
-        if not values:
+        if not values or (values is _UNSUPPORTED and (self.last or (self.number and not self.distinct))):
             return False
         if self.distinct:
             if self.number and any(values & others for others in self.last.values()):
@@ -272,7 +278,7 @@ class UpstreamSearch:
     def _constrain(self, ci: int, alternative: Alternative, candidate: Candidate, *, must: bool) -> bool:
         done: list[int] = []
         for index in alternative.constraints:
-            if self._constraints[ci][index].add(alternative.parent, candidate.values[index]):
+            if self._constraints[ci][index].add(alternative.parent, self._values(ci, index, candidate)):
                 done.append(index)
                 continue
             if must:
@@ -281,6 +287,15 @@ class UpstreamSearch:
                 self._constraints[ci][other].remove(alternative.parent)
             return False
         return True
+
+    def _values(self, ci: int, index: int, candidate: Candidate) -> frozenset[Value]:
+        values = candidate.values[index]
+        if values or self._problem.snapshot.features.list_type_attributes:
+            return values
+        constraint, entry = self._problem.claims[ci].constraints[index], candidate.entry
+        name = constraint.match_attribute or constraint.distinct_attribute or ""
+        found = attribute_of(entry.device, entry.id.driver, name)
+        return values if found is None else _UNSUPPORTED
 
     def _take_counters(self, candidate: Candidate) -> bool:
         pool = candidate.pool

@@ -117,6 +117,7 @@ def test_as_many_fit_as_are_counted(part: int) -> None:
             assert not exhaustive.fits((), copies(workload, count.number + 1)), seed
 
 
+@pytest.mark.long
 def test_a_plan_counts_what_the_measure_of_fragmentation_counts() -> None:
     """``status`` counts by ``count_copies``; a plan also looks at what pods need of nodes."""
     compared = 0

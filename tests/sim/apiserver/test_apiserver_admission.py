@@ -51,6 +51,23 @@ def test_pods_that_are_none_of_its_business_are_not_gated() -> None:
     run(scenario)
 
 
+def test_the_policy_of_lending_gates_extended_resources_in_every_namespace() -> None:
+    async def scenario(client: Client) -> None:
+        await install(client)
+        (policy,) = documents(deploy_directory("optional") / "lending" / "gating.yaml")
+        path = f"{POLICIES}/mutatingadmissionpolicies/{policy['metadata']['name']}?fieldManager=t&force=true"
+        assert (await client.call("PATCH", path, policy, "application/apply-patch+yaml"))[0] == 200
+        elsewhere = "/api/v1/namespaces/default/pods"
+        container = {"name": "c", "image": "i"}
+        for name, wanted in (("example.com/gpu", GATE), ("cpu", None)):
+            resources = {"resources": {"requests": {name: "1"}, "limits": {name: "1"}}}
+            body = pod(f"wants-{name.partition('/')[0]}", containers=[{**container, **resources}])
+            assert gates(await client.create(elsewhere, body)) == wanted
+        assert gates(await client.create(elsewhere, pod("claims", **USES_CLAIM))) == GATE
+
+    run(scenario)
+
+
 def test_server_side_apply_and_dry_run_see_the_gate() -> None:
     async def scenario(client: Client) -> None:
         await install(client)

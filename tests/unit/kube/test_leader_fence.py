@@ -431,10 +431,14 @@ def test_the_fence_is_closed_before_the_lease_is_held() -> None:
 # --- the API server has a fence of its own ------------------------------------------------------------------
 
 
-def not_the_leader(said: str = "pod a does not hold the Lease") -> Forbidden:
+def not_the_leader(said: str = "pod a does not hold the Lease", name: str = LEADER_POLICY) -> Forbidden:
     """The policy's refusal, in the words of the API server."""
-    policy = f"ValidatingAdmissionPolicy '{LEADER_POLICY}' with binding '{LEADER_POLICY}'"
+    policy = f"ValidatingAdmissionPolicy '{name}' with binding '{name}'"
     return Forbidden(f'nodes "n" is forbidden: {policy} denied request: {said}', code=403, reason="Forbidden")
+
+
+def not_the_leader_of_lending() -> Forbidden:
+    return not_the_leader(name=f"{LEADER_POLICY}-lending")
 
 
 def no_lease_known_yet() -> Invalid:
@@ -442,7 +446,7 @@ def no_lease_known_yet() -> Invalid:
 
 
 @pytest.mark.parametrize("write", WRITES)
-@pytest.mark.parametrize("refusal", [not_the_leader, no_lease_known_yet])
+@pytest.mark.parametrize("refusal", [not_the_leader, no_lease_known_yet, not_the_leader_of_lending])
 def test_a_write_is_repeated_until_the_api_server_knows_the_lease(
     write: str, refusal: Callable[[], Exception]
 ) -> None:

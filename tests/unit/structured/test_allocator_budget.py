@@ -62,6 +62,7 @@ def hard(requests: int = 8, alternatives: int = 8, **devices: Any) -> ResourceCl
     return claim("hard", *wanted, constraints=[{"distinctAttribute": f"{DOMAIN}/x"}], **devices)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("strategy", Strategy)
 @pytest.mark.parametrize("nodes", [1, 60])
 def test_a_question_costs_no_more_on_many_nodes_than_on_one(strategy: Strategy, nodes: int) -> None:

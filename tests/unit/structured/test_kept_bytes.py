@@ -108,6 +108,7 @@ def test_thousands_of_hostile_selectors_stay_within_the_bound() -> None:
     assert len(cluster.selectors._known) < 2100
 
 
+@pytest.mark.long
 def test_what_is_counted_is_what_is_kept_where_room_is_made() -> None:
     cluster = replace(fleet(200, gpus=1), selectors=SelectorCache(DEFAULT, most_bytes=2 * MIB))
     kept = Fleet(Bounds(request_classes=MIB // 2, solutions=MIB // 4, indexes=2 * MIB))

@@ -7,7 +7,7 @@ import contextlib
 import os
 import ssl
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,8 @@ class ApiServer:
         audit: called with every request when its head has arrived, before it is handled.
         answered: called with every request and the status of its answer, in the step that does a write.
 
+        gates: feature gates that are on, see ``Registry``.
+
     Raises:
         ConfigurationError: the file cannot be used.
     """
@@ -66,11 +68,12 @@ class ApiServer:
         data: Path | None = None,
         audit: Callable[[web.BaseRequest], None] = lambda _: None,
         answered: Callable[[web.BaseRequest, int], None] = lambda _request, _status: None,
+        gates: Container[str] = (),
     ) -> None:
         self._journal = Journal(data) if data is not None else None
         self.store = Store(history, self._journal)
         self._jumped = 0.0
-        self.registry = Registry(self.store, lambda: clock() + self._jumped + self._jumping())
+        self.registry = Registry(self.store, lambda: clock() + self._jumped + self._jumping(), gates)
         self.url = ""
         self._address = ("", 0)
         self._token = token
@@ -81,6 +84,7 @@ class ApiServer:
         self._runner: web.ServerRunner | None = None
         self._faults = faults
         self._disturbing: asyncio.Task[None] | None = None
+        self._outage_under_way: asyncio.Task[None] | None = None
         self.registry.restore()
         for name in _NAMESPACES:
             self._install_one({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
@@ -94,7 +98,8 @@ class ApiServer:
     def set_faults(self, plan: FaultPlan | None, *, exempt: tuple[str, ...] = ()) -> Injector | None:
         """Put a fault plan in force from now on, in the place of an earlier one.
 
-        Jumps of the clock stay. Statements for other processes and for disks are ignored.
+        Jumps of the clock stay, and an outage that has begun ends when it would have. Statements for other
+        processes and for disks are ignored.
 
         Args:
             plan: the plan; if None, no fault strikes any more.
@@ -121,6 +126,13 @@ class ApiServer:
 
     async def _outage(self, seconds: float | None) -> None:
         """Stop as if killed: connections are cut and the port is closed. Objects stay, as etcd keeps them."""
+        if self._outage_under_way is not None:
+            await asyncio.wait({self._outage_under_way})
+        # A task of its own: who ends the plan meanwhile must not leave the server down for ever.
+        self._outage_under_way = asyncio.get_running_loop().create_task(self._be_down(seconds))
+        await asyncio.shield(self._outage_under_way)
+
+    async def _be_down(self, seconds: float | None) -> None:
         host, port = self._address
         await self._close(cut=True)
         if seconds is not None:
@@ -170,11 +182,12 @@ class ApiServer:
 
     async def stop(self) -> None:
         """End every watch and close the connections."""
-        if self._disturbing is not None:
-            self._disturbing.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._disturbing
-            self._disturbing = None
+        for task in (self._disturbing, self._outage_under_way):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        self._disturbing = self._outage_under_way = None
         await self._close()
         await self._handlers.webhooks.close()
         if self._journal is not None:

@@ -402,7 +402,6 @@ SCALARS: Mapping[str, Type] = {
 
 # Fields of feature gates that are off in the recorded server: decoded, so that they are known, then dropped.
 DROPPED: Mapping[str, tuple[str, ...]] = {
-    "resource.DeviceAttribute": ("ints", "bools", "strings", "versions"),
     "resource.Device": ("nodeAllocatableResourceMappings",),
 }
 

@@ -47,13 +47,14 @@ class Stored:
         version: its resource version as a number.
     """
 
-    __slots__ = ("_encoded", "key", "raw", "version")
+    __slots__ = ("_encoded", "_struct", "key", "raw", "version")
 
     def __init__(self, key: Key, raw: Raw, version: int) -> None:
         self.key = key
         self.raw = raw
         self.version = version
         self._encoded: bytes | None = None
+        self._struct: WireObject | None = None
 
     @property
     def encoded(self) -> bytes:
@@ -61,6 +62,17 @@ class Stored:
         if self._encoded is None:
             self._encoded = _encode(self.raw)
         return self._encoded
+
+    def struct(self, kind: type[T]) -> T:
+        """Return the object as its struct, decoded once.
+
+        Raises:
+            DecodeError: the object is not one of this kind.
+        """
+        known = self._struct
+        if type(known) is not kind:
+            known = self._struct = codec.decode(kind, self.encoded)
+        return known
 
 
 class Event:
@@ -347,12 +359,12 @@ class Store:
     def get(self, resource: Resource[T], name: str, namespace: str = "") -> T | None:
         """Return an object as its struct; None if there is none."""
         found = self.collection(resource.group, resource.plural).get(Key(namespace, name))
-        return None if found is None else codec.decode(resource.type, found.encoded)
+        return None if found is None else found.struct(resource.type)
 
     def list(self, resource: Resource[T], namespace: str = "") -> Sequence[T]:
         """Return all objects of a kind as structs, sorted by namespace and name."""
         found = self.collection(resource.group, resource.plural).list(namespace)
-        return [codec.decode(resource.type, s.encoded) for s in found]
+        return [s.struct(resource.type) for s in found]
 
     def raw(self, group: str, plural: str, name: str, namespace: str = "") -> Any:
         """Return an object as plain data, which must not be changed; None if there is none."""

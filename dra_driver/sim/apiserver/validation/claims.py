@@ -56,7 +56,7 @@ def check_claim(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surroun
         if not _same(raw.get("spec"), old.get("spec")):
             causes.invalid("spec", raw.get("spec"), "field is immutable")
         return
-    _check_spec(raw["spec"], "spec", causes)
+    _check_spec(raw["spec"], "spec", causes, lists=surroundings.lists)
     _check_admin(raw["spec"], "spec", causes, surroundings)
 
 
@@ -74,7 +74,7 @@ def check_template(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surr
         check_formats(formats.label_value_errors, value, "spec.metadata.labels", causes)
     for key in metadata.get("annotations") or {}:
         check_formats(formats.qualified_name_errors, key.lower(), "spec.metadata.annotations", causes)
-    _check_spec(spec["spec"], "spec.spec", causes)
+    _check_spec(spec["spec"], "spec.spec", causes, lists=surroundings.lists)
     if old is None:
         _check_admin(spec["spec"], "spec.spec", causes, surroundings)
 
@@ -90,12 +90,14 @@ def _check_admin(spec: Raw, path: str, causes: Causes, surroundings: Surrounding
 _ADMIN_RULE = f"admin access to devices requires the `{_ADMIN_LABEL}: true` label on the containing namespace"
 
 
-def _check_spec(spec: Raw, path: str, causes: Causes) -> None:
+def _check_spec(spec: Raw, path: str, causes: Causes, *, lists: bool) -> None:
     claim = spec["devices"]
     names = _request_names(claim)
     path += ".devices"
     requests: list[Raw] = claim.get("requests") or []
-    devices.check_each(requests, 32, f"{path}.requests", causes, lambda r, p: _check_request(r, p, causes))
+    devices.check_each(
+        requests, 32, f"{path}.requests", causes, lambda r, p: _check_request(r, p, causes, lists=lists)
+    )
     if len(requests) <= 32:
         devices.check_unique((r["name"] for r in requests), f"{path}.requests", causes)
     devices.check_each(
@@ -142,7 +144,7 @@ def _check_references(holder: Raw, names: Names, path: str, causes: Causes) -> N
     devices.check_unique(references, path, causes)
 
 
-def _check_request(request: Raw, path: str, causes: Causes) -> None:
+def _check_request(request: Raw, path: str, causes: Causes, *, lists: bool) -> None:
     devices.check_label(request["name"], f"{path}.name", causes)
     alternatives: list[Raw] = request.get("firstAvailable") or []
     exactly: Raw | None = request.get("exactly")
@@ -152,27 +154,31 @@ def _check_request(request: Raw, path: str, causes: Causes) -> None:
     elif exactly is not None and alternatives:
         causes.invalid(path, None, f"{rule}, but multiple fields are set")
     elif exactly is not None:
-        _check_details(exactly, f"{path}.exactly", causes)
+        _check_details(exactly, f"{path}.exactly", causes, lists=lists)
     else:
         devices.check_each(
-            alternatives, 8, f"{path}.firstAvailable", causes, lambda s, p: _check_subrequest(s, p, causes)
+            alternatives,
+            8,
+            f"{path}.firstAvailable",
+            causes,
+            lambda s, p: _check_subrequest(s, p, causes, lists=lists),
         )
         if len(alternatives) <= 8:
             devices.check_unique((s["name"] for s in alternatives), f"{path}.firstAvailable", causes)
 
 
-def _check_subrequest(request: Raw, path: str, causes: Causes) -> None:
+def _check_subrequest(request: Raw, path: str, causes: Causes, *, lists: bool) -> None:
     devices.check_label(request["name"], f"{path}.name", causes)
-    _check_details(request, path, causes)
+    _check_details(request, path, causes, lists=lists)
 
 
-def _check_details(request: Raw, path: str, causes: Causes) -> None:
+def _check_details(request: Raw, path: str, causes: Causes, *, lists: bool) -> None:
     name = request.get("deviceClassName", "")
     if name:
         check_formats(formats.dns_subdomain_errors, name, f"{path}.deviceClassName", causes)
     else:
         causes.required(f"{path}.deviceClassName")
-    check_selectors(request.get("selectors") or [], f"{path}.selectors", causes)
+    check_selectors(request.get("selectors") or [], f"{path}.selectors", causes, lists=lists)
     mode, count = request.get("allocationMode", ""), request.get("count", 0)
     if mode == "All":
         if count:
@@ -338,6 +344,7 @@ def check_class(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surroun
         spec.get("selectors") or [],
         "spec.selectors",
         causes,
+        lists=surroundings.lists,
         stored=old is not None and spec.get("selectors") == before.get("selectors"),
     )
     devices.check_each(

@@ -32,10 +32,12 @@ class Surroundings(NamedTuple):
     Attributes:
         namespace_labels: labels of the object's namespace.
         warnings: texts for the ``Warning`` header; checks add to it.
+        lists: whether selectors may treat attributes as lists: the gate DRAListTypeAttributes.
     """
 
     namespace_labels: Mapping[str, str]
     warnings: list[str]
+    lists: bool = False
 
 
 def check_formats(errors: Callable[[str], list[str]], value: str, path: str, causes: Causes) -> None:

@@ -25,6 +25,7 @@ _SEMVER = re.compile(
     re.ASCII,
 )
 _VALUES = ("bool", "int", "string", "version")
+_LISTS = ("bools", "ints", "strings", "versions")
 
 
 def check_slice(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surroundings) -> None:
@@ -115,7 +116,8 @@ def _check_nodes(spec: Raw, causes: Causes) -> None:
 
 def _check_devices(spec: Raw, old: Raw | None, causes: Causes) -> None:
     items: list[Raw] = spec.get("devices") or []
-    limit = 64 if any(d.get("taints") or d.get("consumesCounters") for d in items) else 128
+    limited = any(d.get("taints") or d.get("consumesCounters") or _has_lists(d) for d in items)
+    limit = 64 if limited else 128
     before = {d.get("name"): d for d in (old or {}).get("devices") or []}
     per_device = bool(spec.get("perDeviceNodeSelection"))
     devices.check_each(
@@ -136,6 +138,9 @@ def _check_device(device: Raw, old: Raw | None, per_device: bool, path: str, cau
     total = len(attributes) + len(capacity)
     if total > 32:
         causes.invalid(path, total, "the total number of attributes and capacities must not exceed 32")
+    values = sum(sum(len(a.get(name) or ()) for name in _LISTS) or 1 for a in attributes.values())
+    if values > 48:
+        causes.invalid(path, values, "the total number of attribute values must not exceed 48")
     for key, value in attributes.items():
         devices.check_qualified(key, f"{path}.attributes", causes)
         _check_attribute(value, f"{path}.attributes[{key}]", causes)
@@ -158,17 +163,30 @@ def _check_device(device: Raw, old: Raw | None, per_device: bool, path: str, cau
     devices.check_bindings(device, path, causes)
 
 
+def _has_lists(device: Raw) -> bool:
+    return any(name in a for a in (device.get("attributes") or {}).values() for name in _LISTS)
+
+
 def _check_attribute(attribute: Raw, path: str, causes: Causes) -> None:
-    given = [name for name in _VALUES if name in attribute]
-    if "version" in attribute and not _SEMVER.fullmatch(attribute["version"]):
-        causes.invalid(
-            f"{path}.version", attribute["version"], "must be a string compatible with semver.org spec 2.0.0"
-        )
     for name in ("string", "version"):
-        if name in attribute and len(attribute[name].encode()) > 64:
-            causes.too_long(f"{path}.{name}", 64)
+        if name in attribute:
+            _check_text(name, attribute[name], f"{path}.{name}", causes)
+    for name in _LISTS:
+        if attribute.get(name) == []:
+            causes.invalid(f"{path}.{name}", [], "must not be empty if specified")
+    for name in ("strings", "versions"):
+        for i, item in enumerate(attribute.get(name) or ()):
+            _check_text(name.removesuffix("s"), item, f"{path}.{name}[{i}]", causes)
+    given = [name for name in (*_VALUES, *_LISTS) if name in attribute]
     if len(given) != 1:
         causes.invalid(path, "" if not given else attribute, "exactly one value must be specified")
+
+
+def _check_text(kind: str, text: str, path: str, causes: Causes) -> None:
+    if kind == "version" and not _SEMVER.fullmatch(text):
+        causes.invalid(path, text, "must be a string compatible with semver.org spec 2.0.0")
+    if len(text.encode()) > 64:
+        causes.too_long(path, 64)
 
 
 def _check_consumption(items: list[Raw], path: str, causes: Causes) -> None:

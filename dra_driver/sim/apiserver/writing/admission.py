@@ -1,36 +1,38 @@
-"""Stand-ins for MutatingAdmissionPolicies, which this server does not evaluate: what they set in new objects.
+"""Stand-ins for the mutations of MutatingAdmissionPolicies, which this server does not evaluate.
 
-A policy that our own components need has a function here that does what the policy does, and no more. It acts
-as long as the policy and a binding of it are stored, as on a real cluster: ``deploy/manifests/gating.yaml``
-has to be applied for the gate. All others are stored and served, but never evaluated.
+A policy that our own components need has a function here that sets in new objects what the policy sets, and
+no more. It acts as long as the policy and a binding of it are stored, as on a real cluster, for namespaces
+that the policy selects and where its conditions hold: ``deploy/manifests/gating.yaml`` has to be applied for
+the gate. All others are stored and served, but never evaluated.
 ValidatingAdmissionPolicies are evaluated: see ``policies``.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 
-from dra_driver.api.names import ALLOCATION_GATE, ALLOCATOR_LABEL
+from dra_driver.api import codec
+from dra_driver.api.names import ALLOCATION_GATE, GATE_POLICY
+from dra_driver.api.server.admission import MutatingPolicy, MutatingPolicySpec
+from dra_driver.cel import CelRuntimeError
+from dra_driver.cel.policies import compile_policy
+from dra_driver.resourceclaim import selects
 from dra_driver.sim.apiserver.objects.kinds import Kind
 from dra_driver.sim.apiserver.objects.status import Raw
 from dra_driver.sim.apiserver.storage.store import Key, Store
 
 __all__ = ["STAND_INS", "admit_create"]
 
-GATE_POLICY = "dra-driver-allocation-gate"
-
-# Called with the kind, the new object and the labels of its namespace.
-StandIn = Callable[[Kind, Raw, Mapping[str, str]], None]
+# Called with the kind and a new object that the policy is about.
+StandIn = Callable[[Kind, Raw], None]
 
 
-def _add_gate(kind: Kind, raw: Raw, labels: Mapping[str, str]) -> None:
-    """Add our scheduling gate to pods with claims, in namespaces where our controller allocates."""
-    if (kind.group, kind.kind) != ("", "Pod") or labels.get(ALLOCATOR_LABEL) != "controller":
+def _add_gate(kind: Kind, raw: Raw) -> None:
+    """Add our scheduling gate to pods."""
+    if (kind.group, kind.kind) != ("", "Pod"):
         return
-    spec = raw.get("spec") or {}
-    if not spec.get("resourceClaims") or spec.get("nodeName"):
-        return
-    gates = spec.setdefault("schedulingGates", [])
+    gates = raw["spec"].setdefault("schedulingGates", [])
     if all(gate.get("name") != ALLOCATION_GATE for gate in gates):
         gates.append({"name": ALLOCATION_GATE})
 
@@ -53,5 +55,26 @@ def admit_create(store: Store, kind: Kind, namespace: str, raw: Raw) -> None:
     labels = (found.raw["metadata"].get("labels") if found is not None else None) or {}
     for policy in store.collection(_GROUP, "mutatingadmissionpolicies").objects:
         act = STAND_INS.get(policy.name)
-        if act is not None and policy.name in bound:
-            act(kind, raw, labels)
+        if act is None or policy.name not in bound:
+            continue
+        stored = store.collection(_GROUP, "mutatingadmissionpolicies").objects[policy].raw
+        if _is_about(codec.convert(MutatingPolicy, stored).spec, raw, labels):
+            act(kind, raw)
+
+
+def _is_about(spec: MutatingPolicySpec, raw: Raw, labels: Mapping[str, str]) -> bool:
+    """Return whether a policy selects the namespace of an object, and its conditions hold."""
+    constraints = spec.match_constraints
+    selector = constraints.namespace_selector if constraints is not None else None
+    if selector is not None and not selects(selector, labels):
+        return False
+    try:
+        return all(
+            _compiled(condition.expression).value({"object": raw}) is True
+            for condition in spec.match_conditions
+        )
+    except CelRuntimeError:
+        return False
+
+
+_compiled = functools.lru_cache(maxsize=16)(functools.partial(compile_policy, names=("object",)))

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from datetime import UTC, datetime
 from typing import Any
 
+from dra_driver.api.names import LISTS_GATE
 from dra_driver.sim.apiserver import validation
 from dra_driver.sim.apiserver.objects import crds, decoding, versions
 from dra_driver.sim.apiserver.objects.fields import Context
@@ -40,6 +41,7 @@ class Registry:
     Args:
         store: the objects.
         clock: returns seconds since the epoch.
+        gates: feature gates that are on, of those that are off in Kubernetes 1.36 by default: ``LISTS_GATE``.
 
     Attributes:
         policies: ValidatingAdmissionPolicies, which every write is judged by.
@@ -47,7 +49,8 @@ class Registry:
             foreground deletion and orphans.
     """
 
-    def __init__(self, store: Store, clock: Callable[[], float]) -> None:
+    def __init__(self, store: Store, clock: Callable[[], float], gates: Container[str] = ()) -> None:
+        self._lists = LISTS_GATE in gates
         self.store = store
         self.clock = clock
         self.kinds = Kinds()
@@ -138,6 +141,8 @@ class Registry:
         raw, context = self._mutated(kind, "CREATE", namespace, raw, None, context, options)
         metadata = raw["metadata"]
         strategy.prepare_create(kind, raw, now)
+        if kind.kind == "ResourceSlice" and not self._lists:
+            strategy.drop_lists(raw, None)
         causes = validation.create(kind, raw, self._surroundings(kind, namespace, options))
         if causes:
             raise StatusError.invalid(kind.kind, kind.group, metadata.get("name", ""), causes)
@@ -221,7 +226,7 @@ class Registry:
         if kind.group == "resource.k8s.io" and namespace:
             found = self.store.collection("", "namespaces").get(Key("", namespace))
             labels = (found.raw["metadata"].get("labels") if found else None) or {}
-        return validation.Surroundings(labels, options.warnings)
+        return validation.Surroundings(labels, options.warnings, self._lists)
 
     # --- webhooks ---
 
@@ -320,6 +325,8 @@ class Registry:
         namespace = existing.key.namespace
         raw, context = self._mutated(kind, "UPDATE", namespace, raw, old, context, options, subresource)
         strategy.prepare_update(kind, old, raw, subresource, now)
+        if kind.kind == "ResourceSlice" and not self._lists:
+            strategy.drop_lists(raw, old)
         causes += validation.update(kind, old, raw, subresource, self._surroundings(kind, namespace, options))
         if causes:
             raise StatusError.invalid(kind.kind, kind.group, name, causes)
