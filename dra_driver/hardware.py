@@ -7,12 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from dra_driver.api.own.inventory import DeviceHealth, InventoryDevice
 from dra_driver.cdi import ContainerEdits, DeviceNode, Parts
 
-__all__ = ["DeviceSample", "DiscoveredDevice", "GpuInstance", "HealthEvent", "PartitioningMode"]
+__all__ = [
+    "BackendMetric",
+    "DevicePlan",
+    "DeviceSample",
+    "DeviceUse",
+    "DeviceWork",
+    "DiscoveredDevice",
+    "GpuInstance",
+    "HealthEvent",
+    "PartitioningMode",
+]
 
 _NO_EDITS: Final = ContainerEdits()
 _NO_PARTS: Final = Parts()
@@ -129,3 +139,82 @@ class DeviceSample:
     temperature: float | None = None
     power: float | None = None
     errors: Mapping[tuple[str, str], int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class BackendMetric:
+    """One value that a backend measures.
+
+    Attributes:
+        name: small letters, digits and underscores; of a counter without ``_total``. What Prometheus gets is
+            ``dra_driver_backend_<backend>_<name>``.
+        text: what it is, with its unit; the same for all values of one name.
+        labels: of few values each; the same names for all values of one name.
+        counter: whether it only grows while the agent runs.
+    """
+
+    name: str
+    text: str
+    value: float
+    labels: Mapping[str, str] = field(default_factory=dict)
+    counter: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """A device that a claim was given, for the backend to plan what it does to it.
+
+    Attributes:
+        claim_uid: of the claim, as in ``namespace`` and ``claim``.
+        request: of the claim that the device satisfies.
+        device: name of the device; of a partition its own.
+        uuid: its identity, as discovery says; of a partition that of its device.
+        profile: of a partition the name of its profile, else empty.
+        share_id: which share of a device that several claims may have; empty where the claim has it alone.
+        parameters: the ``Parameters`` that hold for the device, of a kind of the backend; None if none do.
+    """
+
+    claim_uid: str
+    namespace: str
+    claim: str
+    request: str
+    device: str
+    uuid: str
+    profile: str = ""
+    share_id: str = ""
+    parameters: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePlan:
+    """What a backend is going to do to a device for a claim.
+
+    Attributes:
+        settings: plain data that JSON can hold, at most 8 KiB. It is written down durably before anything is
+            done, and handed to prepare and to unprepare as it is: what has to be set back belongs into it.
+        edits: what the container gets besides what the device itself brings.
+    """
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    edits: ContainerEdits = _NO_EDITS
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWork:
+    """What was planned for a device and a claim, for the backend to do or to undo it.
+
+    Attributes:
+        claim_uid: of the claim, as in ``namespace`` and ``claim``.
+        device: name of the device; of a partition its own.
+        uuid: as it was when it was planned.
+        share_id: as in ``DeviceUse``.
+        settings: as in ``DevicePlan``.
+    """
+
+    claim_uid: str
+    namespace: str
+    claim: str
+    device: str
+    uuid: str
+    share_id: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)

@@ -10,10 +10,21 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from dra_driver.api.meta import Resource, WireObject
+from dra_driver.api.own.kinds import BackendParameters
 from dra_driver.api.server.watch import ObjectList, WatchEvent
-from dra_driver.hardware import DeviceSample, DiscoveredDevice, GpuInstance, HealthEvent
+from dra_driver.hardware import (
+    BackendMetric,
+    DevicePlan,
+    DeviceSample,
+    DeviceUse,
+    DeviceWork,
+    DiscoveredDevice,
+    GpuInstance,
+    HealthEvent,
+)
 
 __all__ = [
+    "ClaimPreparation",
     "Clock",
     "Daemons",
     "DeviceBackend",
@@ -22,6 +33,8 @@ __all__ = [
     "HealthMemory",
     "HealthSource",
     "KubeClient",
+    "MetricsSource",
+    "PartitionMaker",
     "Pausable",
     "TelemetrySource",
     "WriteGuard",
@@ -335,4 +348,96 @@ class TelemetrySource(Protocol):
 
     def sample(self) -> Sequence[DeviceSample]:
         """Return a sample of every device; a call that fails costs one value. Opens no library by itself."""
+        ...
+
+
+@runtime_checkable
+class MetricsSource(Protocol):
+    """A ``DeviceBackend`` with metrics of its own. Calls block, in the backend's thread."""
+
+    def metrics(self) -> Sequence[BackendMetric]:
+        """Return what is measured now. At most 32 names and 1,000 values are taken, and 3 s waited for."""
+        ...
+
+
+@runtime_checkable
+class ClaimPreparation(Protocol):
+    """A ``DeviceBackend`` that does something to a device while a claim has it.
+
+    The agent plans, writes the plan down durably, prepares, and only then tells the kubelet. Whatever it is
+    killed in, and however often: at its next start what was begun and not finished is unprepared by its plan.
+    Calls block and run in threads, one at a time for each device and claim, several for different ones. After
+    the limit in seconds (``PLAN_SECONDS``, ``WORK_SECONDS`` of the SDK) the claim is refused for now, and the
+    device is not asked again before the call has come back. An exception refuses the claim; its text goes to
+    the pod's Event.
+    """
+
+    @property
+    def name(self) -> str:
+        """The backend's name, by which plans are known again after a restart."""
+        ...
+
+    @property
+    def parameters(self) -> Sequence[type[BackendParameters]]:
+        """The kinds of opaque parameters that it understands."""
+        ...
+
+    def plan_device(self, use: DeviceUse) -> DevicePlan | None:
+        """Return what is to be done; None if nothing is. Changes nothing, and may be called several times.
+
+        Raises:
+            PrepareError: the claim cannot have it; ``retryable`` where it can soon.
+        """
+        ...
+
+    def prepare_device(self, work: DeviceWork) -> None:
+        """Do what was planned. What is done already stays as it is: it is called again and again.
+
+        Raises:
+            PrepareError: it cannot be done; then ``unprepare_device`` is called.
+        """
+        ...
+
+    def unprepare_device(self, work: DeviceWork) -> None:
+        """Undo it: all of it, a part of it, or what was never done.
+
+        The device may be gone, the machine may have been started anew, and the process be another one than
+        that which has prepared.
+
+        Raises:
+            PrepareError: it cannot be undone; the claim keeps the device, and the call is repeated.
+        """
+        ...
+
+
+@runtime_checkable
+class PartitionMaker(Protocol):
+    """A ``DeviceBackend`` whose devices are cut into partitions for claims (``InventoryDevice.partitions``).
+
+    Calls block; what holds for ``GpuControl`` holds here. ``uuid`` is the identity of the device that is cut.
+    """
+
+    @property
+    def vendor(self) -> str:
+        """The attribute ``vendor`` of the devices that it can cut."""
+        ...
+
+    def partitions(self, uuid: str) -> Sequence[GpuInstance] | None:
+        """Return every partition that exists, whoever made it; None if the device is not there."""
+        ...
+
+    def create_partition(self, uuid: str, profile_id: int, start: int, size: int) -> GpuInstance:
+        """Make a partition at a place, or finish the half-made one there.
+
+        Raises:
+            PrepareError: it cannot be made.
+        """
+        ...
+
+    def destroy_partition(self, uuid: str, instance_id: int) -> None:
+        """Destroy a partition; success if there is none.
+
+        Raises:
+            PrepareError: it cannot be destroyed.
+        """
         ...

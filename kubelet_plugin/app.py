@@ -37,6 +37,7 @@ from kubelet_plugin.devices.hotplug import RELEASE_FILE, Hotplug, watched
 from kubelet_plugin.devices.inventory import InventoryKeeper
 from kubelet_plugin.devices.publishing import NodePublisher
 from kubelet_plugin.devices.table import DeviceTable
+from kubelet_plugin.extensions.effects import BackendEffects
 from kubelet_plugin.gpu import owned_partitions
 from kubelet_plugin.gpu.bindings import elsewhere
 from kubelet_plugin.gpu.setup import completion, set_up
@@ -122,6 +123,7 @@ class Plugin:
         self._io = ThreadPoolExecutor(8, thread_name_prefix="io")
         self._boot_id = _boot_id(configuration.procfs_root)
         self._setup = set_up(configuration, backends, functions=functions)
+        self._effects = BackendEffects(backends)
         self.notices = Notices(client, self._clock, configuration.node_name)
         self._memory = HealthFile(
             configuration.health_memory, backends, self._io, boot_id=self._boot_id, tell=self.notices.report
@@ -199,6 +201,7 @@ class Plugin:
             looked=lambda: self._table.looked,
             look=self._setup.hardware.changes.notify,
             hardware=self._setup.hardware,
+            backends=self._effects,
             timing=timing,
             node_lock=self._node_lock,
             boot_id=self._boot_id,
@@ -314,12 +317,14 @@ class Plugin:
         finally:
             self._node_lock.close()
             self._setup.close()
+            self._effects.close()
             await self._table.end(self._timings.closing)
             self._io.shutdown(wait=True)
 
     def _hold_hardware(self, held: bool) -> None:
         file = self._configuration.state / RELEASE_FILE
-        self._setup.hardware.calls.released = f"an administrator has them released ({file})" if held else ""
+        why = f"an administrator has them released ({file})" if held else ""
+        self._setup.hardware.calls.released = self._effects.released = why
 
     def _observe(self, operation: str, result: str, seconds: float) -> None:
         self.observation.call(operation, result, seconds)

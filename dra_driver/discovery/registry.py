@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 from dra_driver.api import names
 from dra_driver.discovery.built_in import BUILT_IN, Roots
@@ -17,7 +17,9 @@ __all__ = [
     "GPU_BACKENDS",
     "NIC_BACKENDS",
     "BackendFactory",
+    "DemoFactory",
     "backend_names",
+    "demo_spec",
     "hardware_backends",
     "open_backend",
     "open_backends",
@@ -44,6 +46,19 @@ class BackendFactory(Protocol):
             sysfs_root: where sysfs is mounted, ``/sys`` on a machine.
             dev_root: where device nodes are looked for, ``/dev`` on a machine.
             node_name: name of the Node.
+        """
+        ...
+
+
+@runtime_checkable
+class DemoFactory(Protocol):
+    """A ``BackendFactory`` that can also make a backend of devices that do not exist."""
+
+    def demo_argument(self, folder: Path) -> str:
+        """Return the argument for it: what ``dra-driver demo --backend NAME`` opens where none is given.
+
+        Args:
+            folder: an empty folder for the files of such devices; agents of several nodes share it.
         """
         ...
 
@@ -98,13 +113,7 @@ def open_backend(
         raise ConfigurationError(
             f"--backend {spec[:80]}: {name[:80]!r} is unknown; allowed are {', '.join(backend_names())}"
         )
-    try:
-        factory: BackendFactory = entry.load()
-    except Exception as e:
-        # Another's module may raise anything at import.
-        raise ConfigurationError(
-            f"--backend {spec[:80]}: {entry.value} cannot be loaded: {type(e).__name__}: {e}"
-        ) from e
+    factory = _loaded(spec, entry)
     try:
         return factory(arg, sysfs_root=sysfs_root, dev_root=dev_root, node_name=node_name)
     except DraError:
@@ -113,6 +122,35 @@ def open_backend(
         raise ConfigurationError(
             f"--backend {spec[:80]}: {entry.value} makes no backend: {type(e).__name__}: {e}"
         ) from e
+
+
+def demo_spec(spec: str, folder: Path) -> str:
+    """Return what a cluster of nodes that do not exist opens for ``--backend NAME[=ARG]``.
+
+    Args:
+        spec: as given. Where it has no argument, a third party's backend may have one for this
+            (``DemoFactory``).
+        folder: an empty folder for the files of its devices.
+
+    Raises:
+        ConfigurationError: as ``open_backend``.
+    """
+    name, _, arg = spec.partition("=")
+    if arg or name in BUILT_IN or (entry := _third_party().get(name)) is None:
+        return spec
+    factory: object = _loaded(spec, entry)
+    return f"{name}={factory.demo_argument(folder)}" if isinstance(factory, DemoFactory) else spec
+
+
+def _loaded(spec: str, entry: metadata.EntryPoint) -> BackendFactory:
+    try:
+        factory: BackendFactory = entry.load()
+    except Exception as e:
+        # Another's module may raise anything at import.
+        raise ConfigurationError(
+            f"--backend {spec[:80]}: {entry.value} cannot be loaded: {type(e).__name__}: {e}"
+        ) from e
+    return factory
 
 
 def hardware_backends(driver: str) -> tuple[str, ...]:

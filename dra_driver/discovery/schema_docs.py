@@ -1,7 +1,7 @@
 """Writes what the code knows into the documentation: ``python -m dra_driver.discovery.schema_docs docs``.
 
-Tables of attributes and capacities go into ``attributes.md``, the example backend into ``backends.md``, each
-between a pair of comments. With ``--check`` nothing is written; the exit status is 1 where something is old.
+Tables of attributes and capacities go into ``attributes.md``, between a pair of comments. With ``--check``
+nothing is written; the exit status is 1 where something is old.
 """
 
 from __future__ import annotations
@@ -44,11 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     """Bring the pages in the folder up to date, or check them."""
     check = "--check" in arguments
     folder = Path(next((a for a in arguments if not a.startswith("-")), "docs"))
-    code = (folder / "examples/acme-backend/acme_backend.py").read_text(encoding="utf-8")
-    pages = {
-        "attributes.md": ("tables", tables()),
-        "backends.md": ("example", f"```python\n{code.rstrip()}\n```"),
-    }
+    pages = {"attributes.md": ("tables", tables())}
     old = 0
     for name, (marker, content) in pages.items():
         path = folder / name

@@ -9,12 +9,14 @@ from dra_driver.preparation.claim import (
     BindingRecord,
     ClaimState,
     DeviceSetting,
+    EffectRecord,
     FunctionRecord,
     PartitionRecord,
     PodReference,
     PreparedClaim,
     PreparedDevice,
 )
+from dra_driver.preparation.effects import planned
 from dra_driver.preparation.files.checkpoint import Checkpoint
 from dra_driver.preparation.files.document import RECORD_ANNOTATION, annotated, named_on_host, without_absent
 from dra_driver.preparation.files.metadata import METADATA_FILE, metadata_files
@@ -51,6 +53,7 @@ __all__ = [
     "Conflict",
     "DeviceSetting",
     "Effect",
+    "EffectRecord",
     "Event",
     "FunctionFacts",
     "FunctionRecord",
@@ -78,6 +81,7 @@ __all__ = [
     "metadata_files",
     "named_on_host",
     "plan",
+    "planned",
     "recover",
     "renewed",
     "reserving_pods",

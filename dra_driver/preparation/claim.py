@@ -17,6 +17,7 @@ __all__ = [
     "BindingRecord",
     "ClaimState",
     "DeviceSetting",
+    "EffectRecord",
     "FunctionRecord",
     "PartitionRecord",
     "PodReference",
@@ -138,6 +139,21 @@ class DeviceSetting(Wire, frozen=True, kw_only=True):
     partitioned_before: bool | None = msgspec.field(name="migBefore", default=None)
 
 
+class EffectRecord(Wire, frozen=True, kw_only=True):
+    """What the backend of a device does to it for a claim (``ports.ClaimPreparation``).
+
+    Attributes:
+        backend: name of the backend.
+        parameters: opaque parameters of a kind of the backend, as written, until it has planned; empty where
+            none are given.
+        settings: JSON object, as the backend has planned it. It gets it back to prepare, and to unprepare.
+    """
+
+    backend: str
+    parameters: str = ""
+    settings: str = ""
+
+
 class PreparedDevice(Wire, frozen=True, kw_only=True):
     """One allocated device of a claim, as the kubelet learns of it.
 
@@ -159,6 +175,7 @@ class PreparedDevice(Wire, frozen=True, kw_only=True):
             those of its instance. None in records of versions that did not keep them: then those whose names
             end in a number.
         capabilities: of the device's driver that the claim asks for; None if it does not say.
+        effect: what the device's backend does to it for the claim; None if it does nothing.
     """
 
     requests: tuple[str, ...]
@@ -177,6 +194,7 @@ class PreparedDevice(Wire, frozen=True, kw_only=True):
     simulated: bool = False
     own_nodes: tuple[str, ...] | None = None
     capabilities: tuple[str, ...] | None = None
+    effect: EffectRecord | None = None
 
 
 class PodReference(Wire, frozen=True, kw_only=True):
@@ -226,6 +244,11 @@ class PreparedClaim(Wire, frozen=True, kw_only=True):
     def touches_hardware(self) -> bool:
         """Whether more than files has to be made for it."""
         return bool(self.settings) or any(d.partition or d.binding for d in self.devices)
+
+    @property
+    def effects(self) -> tuple[tuple[PreparedDevice, EffectRecord], ...]:
+        """The devices that their backends prepare, with what these do."""
+        return tuple((d, d.effect) for d in self.devices if d.effect is not None)
 
     @property
     def key(self) -> ObjectKey:

@@ -9,9 +9,9 @@ The rules that the table keeps:
    kubelet's repetition of its call, ends in the same state as no crash.
 
 The side effects between the two ``SAVE``s go from the GPU to the container: settings of whole GPUs, then
-partitions, which need one of the settings, then daemons, which need both, then kernel drivers, then the
-metadata of what was made, then the document that names all of them. They are undone the other way round,
-before ``FORGET``.
+partitions, which need one of the settings, then daemons, which need both, then kernel drivers, then what the
+devices' own backends do, then the metadata of what was made, then the document that names all of them. They
+are undone the other way round, before ``FORGET``.
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ class Effect(enum.Enum):
     STOP_DAEMONS = "stop those that no other claim needs"
     BIND_DRIVERS = "bind devices to the kernel driver that the claim asks for"
     RESTORE_DRIVERS = "bind them to what they were bound to before"
+    PREPARE_DEVICES = "let the backends of the devices prepare them, as the record says"
+    UNPREPARE_DEVICES = "let them undo it; success where nothing was done"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ _MAKE = (
     Effect.CREATE_PARTITIONS,
     Effect.START_DAEMONS,
     Effect.BIND_DRIVERS,
+    Effect.PREPARE_DEVICES,
     Effect.WRITE_METADATA,
 )
 # Whatever is missing is made again: daemons and files can be gone, and the directory of the files may be a
@@ -97,11 +100,15 @@ _MAKE_AGAIN = (
     Effect.START_DAEMONS,
     Effect.BIND_DRIVERS,
     Effect.NOTE,
+    Effect.PREPARE_DEVICES,
     Effect.WRITE_METADATA,
 )
+# A backend that hangs must not hold up the start: it is asked when the devices are known (REVIEW).
+_MAKE_AGAIN_AT_START = tuple(e for e in _MAKE_AGAIN if e is not Effect.PREPARE_DEVICES)
 _GIVE_BACK = (
     Effect.REMOVE_SPEC,
     Effect.REMOVE_METADATA,
+    Effect.UNPREPARE_DEVICES,
     Effect.RESTORE_DRIVERS,
     Effect.STOP_DAEMONS,
     Effect.DESTROY_PARTITIONS,
@@ -133,7 +140,7 @@ TRANSITIONS: Final[Mapping[tuple[ClaimState, Event], Transition]] = MappingProxy
         # The document is not written from memory: it stays if it is as it was, and what is to be written
         # waits for the devices to be known. Looked at twice: partitions may have been made anew in between.
         (_COMPLETED, Event.RESTART): Transition(
-            _COMPLETED, (Effect.KEEP_SPEC, *_MAKE_AGAIN, Effect.KEEP_SPEC)
+            _COMPLETED, (Effect.KEEP_SPEC, *_MAKE_AGAIN_AT_START, Effect.KEEP_SPEC)
         ),
         # No container has outlived the reboot, and what was a device's number may be another one's. Nothing
         # is made again for pods that may be gone: the kubelet prepares again for those that are not.

@@ -49,6 +49,7 @@ class NodeDevice:
             container needs to use it is not known.
         simulated: there is no such hardware: its nodes and files need not be there.
         parts: what a container gets of its driver beside ``edits``, by capabilities that a claim can choose.
+        prepared_by: name of the backend that prepares it for claims itself; empty if none does.
     """
 
     name: str
@@ -72,6 +73,7 @@ class NodeDevice:
     away: bool = False
     simulated: bool = False
     parts: cdi.Parts = _NO_PARTS
+    prepared_by: str = ""
 
     @property
     def shared(self) -> NodeDevice:

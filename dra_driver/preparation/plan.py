@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -13,6 +14,7 @@ from dra_driver import cdi
 from dra_driver.api import codec
 from dra_driver.api import names as api_names
 from dra_driver.api.meta import PoolName, Uid
+from dra_driver.api.own.kinds import OtherParameters
 from dra_driver.api.own.parameters import DeviceType, KernelDriver, Parameters
 from dra_driver.api.resource import DeviceRequestAllocationResult, ResourceClaim
 from dra_driver.errors import DecodeError, InvalidParameters, PrepareError
@@ -20,6 +22,7 @@ from dra_driver.preparation import configs
 from dra_driver.preparation.claim import (
     BindingRecord,
     ClaimState,
+    EffectRecord,
     PartitionRecord,
     PodReference,
     PreparedClaim,
@@ -37,6 +40,7 @@ __all__ = ["Grant", "NodeDevice", "complete", "plan", "recover", "reserving_pods
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _NAMES_IN_MESSAGE: Final = 8
 _BY_CLASS_ONLY: Final = PassthroughPolicy()
+_NO_KINDS: Final[Mapping[tuple[str, str], str]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,7 @@ class Grant:
         index: position among the claim's devices for this request.
         variables: what the names of the container's variables about it begin with.
         capabilities: of the device's driver that the claim asks for; None if it does not say.
+        other: parameters of a kind that the device's backend brings; None where none are given.
     """
 
     request: str
@@ -57,6 +62,7 @@ class Grant:
     variables: str
     sharing: SharingPlan
     capabilities: tuple[str, ...] | None = None
+    other: OtherParameters | None = None
 
     @property
     def edits(self) -> cdi.ContainerEdits:
@@ -76,8 +82,12 @@ def plan(
     metadata_directory: str = "",
     boot_id: str = "",
     passthrough: PassthroughPolicy = _BY_CLASS_ONLY,
+    kinds: Mapping[tuple[str, str], str] = _NO_KINDS,
 ) -> PreparedClaim:
     """Return what has to be remembered and written for the claim, in state STARTED.
+
+    What the backends of devices do to them is not planned here: ``effects`` of the record are what they are
+    to plan (``preparation.effects``).
 
     Args:
         claim: as the API server has it now.
@@ -88,6 +98,7 @@ def plan(
         metadata_directory: where the node keeps device metadata files; if empty, containers get none.
         boot_id: which boot of the machine this is; empty where that is not known.
         passthrough: whose claims may have devices as bare PCI functions.
+        kinds: names of the backends that bring further kinds of parameters, by ``apiVersion`` and ``kind``.
 
     Raises:
         PrepareError: the claim is another one, is not allocated, or names what is not here; ``retryable``
@@ -100,7 +111,7 @@ def plan(
         )
     if claim.status.allocation is None:
         raise PrepareError("the claim is not allocated")
-    grants = _grants(claim, driver, pool, devices, passthrough)
+    grants = _grants(claim, driver, pool, devices, passthrough, kinds)
     record = PreparedClaim(
         uid=uid,
         namespace=claim.metadata.namespace,
@@ -216,12 +227,13 @@ def _grants(
     pool: PoolName,
     devices: Mapping[str, NodeDevice],
     passthrough: PassthroughPolicy,
+    kinds: Mapping[tuple[str, str], str],
 ) -> list[Grant]:
     assert claim.status.allocation is not None
     allocated = claim.status.allocation.devices
     found = [(r, _find(r, pool, devices)) for r in allocated.results if r.driver == driver]
-    kinds = [device_type(device, result.share_id) for result, device in found]
-    chosen = _parameters(claim, driver, list(zip((r for r, _ in found), kinds, strict=True)), passthrough)
+    types = [device_type(device, result.share_id) for result, device in found]
+    chosen, others = _parameters(claim, driver, found, types, passthrough, kinds)
     name = _variable_name(claim)
     counts: dict[str, int] = {}
     grants: list[Grant] = []
@@ -235,7 +247,7 @@ def _grants(
             if result.admin_access
             else plan_sharing(
                 device,
-                kinds[position],
+                types[position],
                 chosen[position],
                 position=position,
                 memory=result.consumed_capacity.get("memory"),
@@ -243,7 +255,7 @@ def _grants(
         )
         prefix = _variable_prefix(name, request, index)
         asked = _capabilities(device, chosen[position])
-        grants.append(Grant(request, index, device, result, prefix, sharing, asked))
+        grants.append(Grant(request, index, device, result, prefix, sharing, asked, others[position]))
     return grants
 
 
@@ -269,25 +281,42 @@ def _capabilities(device: NodeDevice, parameters: Parameters | None) -> tuple[st
 def _parameters(
     claim: ResourceClaim,
     driver: str,
-    results: Sequence[tuple[DeviceRequestAllocationResult, DeviceType]],
+    results: Sequence[tuple[DeviceRequestAllocationResult, NodeDevice]],
+    types: Sequence[DeviceType],
     passthrough: PassthroughPolicy,
-) -> Sequence[Parameters | None]:
-    """Return the parameters that hold for each result, if the claim may have what they ask for."""
+    kinds: Mapping[tuple[str, str], str],
+) -> tuple[Sequence[Parameters | None], Sequence[OtherParameters | None]]:
+    """Return the parameters that hold for each result, if the claim may have what they ask for.
+
+    Those of a kind that the device's backend brings are apart.
+    """
     assert claim.status.allocation is not None
     given = claim.status.allocation.devices.config
-    asked = [(result.request, kind) for result, kind in results]
+    asked = [(result.request, kind) for (result, _), kind in zip(results, types, strict=True)]
+    backends = [device.prepared_by for _, device in results]
     try:
-        chosen = configs.resolve(given, driver, asked)
-        of_classes = configs.resolve([c for c in given if c.source == configs.FROM_CLASS], driver, asked)
+        chosen = configs.resolve(given, driver, asked, kinds=kinds, backends=backends)
+        of_classes = configs.resolve(
+            [c for c in given if c.source == configs.FROM_CLASS],
+            driver,
+            asked,
+            kinds=kinds,
+            backends=backends,
+        )
     except InvalidParameters as e:
         raise PrepareError(str(e)) from e
     for (result, _), parameters, of_class in zip(results, chosen, of_classes, strict=True):
-        if result.admin_access or parameters is None or parameters.driver is KernelDriver.DEFAULT:
+        if result.admin_access or not isinstance(parameters, Parameters):
             continue
-        by_class = of_class is not None and of_class.driver is parameters.driver
+        if parameters.driver is KernelDriver.DEFAULT:
+            continue
+        by_class = isinstance(of_class, Parameters) and of_class.driver is parameters.driver
         if refusal := passthrough.refusal(claim.metadata.namespace, by_class=by_class):
             raise PrepareError(f"request {result.request}: {refusal}")
-    return chosen
+    return (
+        [p if isinstance(p, Parameters) else None for p in chosen],
+        [p if isinstance(p, OtherParameters) else None for p in chosen],
+    )
 
 
 def _find(
@@ -336,7 +365,16 @@ def _prepared(driver: str, grant: Grant, record: PreparedClaim, metadata: str) -
         simulated=grant.device.simulated,
         own_nodes=tuple(n.path for n in cdi.own_nodes(grant.edits, grant.device.own_nodes)),
         capabilities=grant.capabilities,
+        effect=_effect(grant),
     )
+
+
+def _effect(grant: Grant) -> EffectRecord | None:
+    """Return what the device's backend is to plan; nothing for one that is looked at, or that it has not."""
+    if not grant.device.prepared_by or grant.result.admin_access or grant.sharing.passthrough:
+        return None
+    text = grant.other.data.decode() if grant.other is not None else ""
+    return EffectRecord(backend=grant.device.prepared_by, parameters=text)
 
 
 def _own(driver: str, grant: Grant, record: PreparedClaim, metadata: str) -> cdi.ContainerEdits:

@@ -1,7 +1,8 @@
 """Carries out what the table of ``dra_driver.preparation.machine`` says, and counts what fails.
 
 The order of the effects is the table's, and its reasons are there. Records go to the claim's ``Reservation``,
-documents to the CDI directory, metadata to their own directory, everything else to the hardware.
+documents to the CDI directory, metadata to their own directory, what backends of third parties do to these,
+and everything else to the hardware.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from kubelet_plugin.claims.cdi_directory import Specs
 from kubelet_plugin.claims.host_files import Host
 from kubelet_plugin.claims.metadata_directory import Metadata
 from kubelet_plugin.claims.reservations import Reservation
+from kubelet_plugin.extensions.effects import BackendEffects
 from kubelet_plugin.gpu.hardware import Hardware
 
 __all__ = ["Effects"]
@@ -35,6 +37,8 @@ _FAILURES: Final = {
     Effect.REMOVE_SPEC: "cdi",
     Effect.WRITE_METADATA: "metadata",
     Effect.REMOVE_METADATA: "metadata",
+    Effect.PREPARE_DEVICES: "backend",
+    Effect.UNPREPARE_DEVICES: "backend",
 }
 
 
@@ -45,6 +49,7 @@ class Effects:
         failures: how often what was durable failed, by what it was.
 
     Args:
+        backends: those that prepare their devices themselves.
         metadata: where device metadata files go, and ``metadata_directory`` under which name of the host;
             if the name is empty, none are written.
         host: what is there of what documents name.
@@ -56,6 +61,7 @@ class Effects:
         driver: str,
         specs: Specs,
         hardware: Hardware,
+        backends: BackendEffects,
         metadata: Metadata,
         metadata_directory: str,
         host: Host,
@@ -63,6 +69,7 @@ class Effects:
         self._driver = driver
         self._specs = specs
         self._hardware = hardware
+        self._backends = backends
         self._metadata = metadata
         self._metadata_directory = metadata_directory
         self._host = host
@@ -118,6 +125,12 @@ class Effects:
                     await self._metadata.write(claim.uid, metadata_files(self._driver, record))
             case Effect.REMOVE_METADATA:
                 await self._metadata.remove(claim.uid)
+            case Effect.PREPARE_DEVICES:
+                if record is not None:
+                    await self._backends.prepare(record)
+            case Effect.UNPREPARE_DEVICES:
+                if record is not None:
+                    await self._backends.unprepare(record)
             case _:
                 if record is not None and record.touches_hardware:
                     return await self._touch(effect, claim, record)

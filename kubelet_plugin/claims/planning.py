@@ -26,6 +26,7 @@ from dra_driver.ports import KubeClient
 from dra_driver.preparation import NodeDevice, PassthroughPolicy, PreparedClaim, check_identity, plan
 from kubelet_plugin.claims.host_files import Host
 from kubelet_plugin.claims.reservations import DeviceReservations
+from kubelet_plugin.extensions.effects import BackendEffects
 
 __all__ = ["ClaimReference", "Planner", "Timing"]
 
@@ -67,6 +68,7 @@ class Planner:
         host: what is there of what documents name.
         boot_id: which boot of the machine this is; empty where that is not known.
         passthrough: whose claims may have devices as bare PCI functions.
+        backends: those that prepare their devices themselves, and are asked what they would do.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Planner:
         host: Host,
         boot_id: str,
         passthrough: PassthroughPolicy,
+        backends: BackendEffects,
     ) -> None:
         self._driver = driver
         self._pool = pool
@@ -93,6 +96,7 @@ class Planner:
         self._host = host
         self._boot_id = boot_id
         self._passthrough = passthrough
+        self._backends = backends
 
     async def plan(self, reference: ClaimReference, uid: Uid, deadline: float) -> PreparedClaim:
         """Read the claim and plan it, again and again while the trouble may pass.
@@ -141,9 +145,11 @@ class Planner:
             metadata_directory=self._metadata_directory,
             boot_id=self._boot_id,
             passthrough=self._passthrough,
+            kinds=self._backends.kinds,
         )
+        # Before the backends plan: nodes that they are going to make are not there yet.
         await self._check(planned)
-        return planned
+        return await self._backends.plan(self._driver, planned, self._devices())
 
     async def _read(self, reference: ClaimReference, deadline: float) -> ResourceClaim:
         try:

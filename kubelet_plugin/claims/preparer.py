@@ -48,6 +48,7 @@ from kubelet_plugin.claims.reservations import (
     Start,
 )
 from kubelet_plugin.claims.upkeep import Upkeep
+from kubelet_plugin.extensions.effects import BackendEffects
 from kubelet_plugin.gpu.hardware import Hardware
 from kubelet_plugin.gpu.no_hardware import NoHardware
 
@@ -76,6 +77,7 @@ class Preparer:
         metadata: where device metadata files go, and ``metadata_directory`` under which name of the host;
             if the name is empty, none are written.
         host: what is there of what documents name; defaults to everything.
+        backends: those that prepare their devices themselves; defaults to none.
         passthrough: whose claims may have devices as bare PCI functions; defaults to those whose DeviceClass
             asks for it.
         complete: whether ``devices`` is all there is, so that what is not in it is not on the node.
@@ -100,6 +102,7 @@ class Preparer:
         metadata: Metadata | None = None,
         metadata_directory: str = "",
         host: Host | None = None,
+        backends: BackendEffects | None = None,
         passthrough: PassthroughPolicy | None = None,
         complete: Callable[[], bool] = lambda: True,
         report: Callable[[str, str], None] = lambda *_: None,
@@ -112,6 +115,7 @@ class Preparer:
         self._timing = timing or Timing()
         self._metadata: Metadata = metadata or NoMetadata()
         host = host or EverythingThere()
+        backends = backends or BackendEffects()
         self._reservations = DeviceReservations(checkpoints, node_lock=node_lock, boot_id=boot_id)
         self._recovery = Recovery(driver, report)
         self._planner = Planner(
@@ -125,11 +129,13 @@ class Preparer:
             host=host,
             boot_id=boot_id,
             passthrough=passthrough or PassthroughPolicy(),
+            backends=backends,
         )
         self._effects = Effects(
             driver=driver,
             specs=specs,
             hardware=self._hardware,
+            backends=backends,
             metadata=self._metadata,
             metadata_directory=metadata_directory,
             host=host,

@@ -25,7 +25,7 @@ from dra_driver.api.meta import DriverName
 from dra_driver.api.own.inventory import DeviceInventory
 from dra_driver.api.own.policy import PUBLISH, WITHHOLD
 from dra_driver.api.resource import ResourceSlice
-from dra_driver.errors import DraError
+from dra_driver.errors import DraError, Invalid
 from dra_driver.kube import SystemClock
 from dra_driver.kube.features import probe_features
 from dra_driver.kube.slices import AlteredByServer, carry_out
@@ -151,7 +151,7 @@ class NodePublisher:
             inventory = await carry_out(
                 self._client, plan, inventory, self._clock, _Observer(plan, self._report)
             )
-        except AlteredByServer:
+        except (AlteredByServer, Invalid):
             self._features = None  # asked anew
             raise
         todo, desired = plan.slices, plan.desired

@@ -19,7 +19,7 @@ from dra_driver.discovery import BackendReport, LastKnownGood, is_simulated
 from dra_driver.discovery.core.bus.pci import PciAddress
 from dra_driver.hardware import DiscoveredDevice
 from dra_driver.kube import SystemClock
-from dra_driver.ports import Clock, Daemons, DeviceBackend, GpuControl
+from dra_driver.ports import ClaimPreparation, Clock, Daemons, DeviceBackend, GpuControl
 from dra_driver.preparation import NodeDevice, PartitionRecord
 from kubelet_plugin.core.notices import DRIVER_HANGING, DRIVER_MISSING
 from kubelet_plugin.core.signals import Changes
@@ -289,10 +289,12 @@ class DeviceTable:
     def _refresh(self) -> None:
         control_of: dict[str, GpuControl | None] = {}
         simulated: dict[str, bool] = {}
+        prepared_by: dict[str, str] = {}
         for look, control in zip(self._looks, self._controls, strict=True):
             for d in look.devices:  # the first of one name is the device, as in ``_by_name``
                 control_of.setdefault(d.device.name, control)
                 simulated.setdefault(d.device.name, is_simulated(look.backend.backend))
+                prepared_by.setdefault(d.device.name, _preparing(look.backend.backend))
         addresses = Counter(_text(d, names.PCI_BUS_ID) for d in self._devices.values())
         view: dict[str, NodeDevice] = {}
         for name, found in self._devices.items():
@@ -322,6 +324,7 @@ class DeviceTable:
                 away=name in self._away,
                 simulated=simulated.get(name, False),
                 parts=found.parts,
+                prepared_by=prepared_by.get(name, ""),
             )
             if control is not None:
                 for partition in _partitions(found, device):
@@ -350,6 +353,10 @@ def _by_name(found: Iterable[DiscoveredDevice]) -> dict[str, DiscoveredDevice]:
             continue
         devices[name] = device
     return devices
+
+
+def _preparing(backend: DeviceBackend) -> str:
+    return backend.name if isinstance(backend, ClaimPreparation) else ""
 
 
 def _text(device: DiscoveredDevice, attribute: str) -> str:
@@ -388,4 +395,5 @@ def _partitions(found: DiscoveredDevice, gpu: NodeDevice) -> Iterator[NodeDevice
             attributes={**attributes, **p.profile.attributes},
             simulated=gpu.simulated,
             parts=gpu.parts,
+            prepared_by=gpu.prepared_by,
         )

@@ -1,4 +1,4 @@
-"""Calls to GPUs: bounded in time, one change at a time for each GPU, none while one hangs."""
+"""Calls to GPUs: bounded in time, one change at a time for each GPU, none to what hangs."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ class GpuCalls:
         self._executor = executor
         self._seconds = seconds
         self._locks: dict[str, asyncio.Lock] = {}
-        # Calls that did not come back in time. Until they do, no other is tried: it would wait as well.
-        self._stuck: set[asyncio.Future[Any]] = set()
+        # Calls that did not come back in time, by what was called. Until they do, no other of it is tried:
+        # that would wait as well.
+        self._stuck: dict[asyncio.Future[Any], int] = {}
         self.released = ""
 
     async def control(self, gpu: str) -> GpuControl | None:
@@ -75,12 +76,14 @@ class GpuCalls:
         done: set[asyncio.Future[_T]] = set()
         if self.released:
             raise PrepareError(f"the GPUs cannot be changed now: {self.released}", retryable=True)
-        if not self._stuck:
+        # A backend, its control or the daemons; each call of a bound method makes the method anew.
+        called = id(getattr(work, "__self__", None))
+        if called not in self._stuck.values():
             future = asyncio.get_running_loop().run_in_executor(self._executor, work, *args)
             done, late = await asyncio.wait([future], timeout=self._seconds)
             for hanging in late:
-                self._stuck.add(hanging)
-                hanging.add_done_callback(self._stuck.discard)
+                self._stuck[hanging] = called
+                hanging.add_done_callback(lambda f: self._stuck.pop(f, None))
         if not done:
             raise PrepareError(
                 f"the GPU or its library does not answer after {self._seconds:g} s", retryable=True

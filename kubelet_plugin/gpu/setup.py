@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from dra_driver.discovery import is_simulated
 from dra_driver.discovery.core.bus.pci_binding import PciFunctions
 from dra_driver.discovery.core.control import DaemonSource, ToolPaths, control_of
 from dra_driver.discovery.nvidia.injection.material import NvidiaMaterial
@@ -85,10 +86,10 @@ def _own_daemons(configuration: Configuration, backends: Sequence[DeviceBackend]
     """Return the daemons that the backends bring; None where one of them needs those of the vendor's tools.
 
     There is one set of daemons for all devices of a node, so that beside real hardware simulated devices do
-    without.
+    without. Other devices that do not exist need none of the tools.
     """
     sources = [b for b in backends if isinstance(b, DaemonSource)]
-    if not sources or len(sources) < len(backends):
+    if not sources or any(b not in sources and not is_simulated(b) for b in backends):
         return None
     return sources[0].daemons(_daemon_folder(configuration))
 

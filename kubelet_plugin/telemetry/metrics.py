@@ -17,9 +17,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from dra_driver.discovery import BackendReport
-from dra_driver.hardware import DeviceSample, DiscoveredDevice, HealthEvent
+from dra_driver.hardware import BackendMetric, DeviceSample, DiscoveredDevice, HealthEvent
 from dra_driver.preparation import ClaimState, PreparedClaim, PreparedDevice
 from kubelet_plugin.health.health import physical_device, troubles
+from kubelet_plugin.telemetry.backend_metrics import backend_families
 
 __all__ = ["CONTENT_TYPE", "Metrics", "Sources"]
 
@@ -66,6 +67,7 @@ class Metrics:
         self._calls: Counter[tuple[str, ...]] = Counter()
         self._xids: Counter[tuple[str, ...]] = Counter()
         self._samples: Sequence[DeviceSample] = ()
+        self._measured: Mapping[str, Sequence[BackendMetric]] = {}
         self._registry.register(_Collector(self._collect))
 
     def call(self, operation: str, result: str, seconds: float) -> None:
@@ -86,13 +88,16 @@ class Metrics:
             del self._xids[next(iter(self._xids))]
         self._xids[key] += 1
 
-    def render(self, samples: Sequence[DeviceSample]) -> bytes:
+    def render(
+        self, samples: Sequence[DeviceSample], measured: Mapping[str, Sequence[BackendMetric]] | None = None
+    ) -> bytes:
         """Return the text for Prometheus.
 
         Args:
             samples: what devices do right now.
+            measured: metrics of backends' own, by the names of the backends.
         """
-        self._samples = samples
+        self._samples, self._measured = samples, measured or {}
         return generate_latest(self._registry)
 
     def _holders(self) -> dict[str, tuple[str, str, str]]:
@@ -159,9 +164,11 @@ class Metrics:
             (*_DEVICE, *_HOLDER, "xid"),
             self._xids,
         )
+        yield from backend_families(self._measured)
 
     def _failures(self) -> dict[str, int]:
-        return {"checkpoint": 0, "cdi": 0, "metadata": 0, "hardware": 0, **self._sources.failures()}
+        known = ("checkpoint", "cdi", "metadata", "hardware", "backend")
+        return {**dict.fromkeys(known, 0), **self._sources.failures()}
 
     def _of_backends(self) -> Iterator[Metric]:
         state = GaugeMetricFamily(

@@ -14,9 +14,9 @@ import msgspec
 import structlog
 
 from dra_driver.api import codec
-from dra_driver.hardware import DeviceSample
+from dra_driver.hardware import BackendMetric, DeviceSample
 from dra_driver.kube.clock import rfc3339
-from dra_driver.ports import Clock, DeviceBackend, KubeClient, TelemetrySource
+from dra_driver.ports import Clock, DeviceBackend, KubeClient, MetricsSource, TelemetrySource
 from dra_driver.preparation import PreparedClaim
 from dra_driver.serving import Authorizer
 from dra_driver.wire import (
@@ -31,6 +31,7 @@ from kubelet_plugin.devices.table import DeviceTable
 from kubelet_plugin.health.claim_status import ClaimStatusWriter
 from kubelet_plugin.health.health import HealthEvents, HealthMonitor
 from kubelet_plugin.telemetry import http
+from kubelet_plugin.telemetry.backend_metrics import measured
 from kubelet_plugin.telemetry.metrics import Metrics, Sources
 from kubelet_plugin.telemetry.reservations import Reservations
 from kubelet_plugin.usage.pod_resources import KubeletList
@@ -95,6 +96,8 @@ class Observation:
         self._ready = ready
         self._telemetry = tuple(telemetry_sources(backends))
         self._sampling: dict[int, asyncio.Future[Sequence[DeviceSample]]] = {}
+        self._measurable = {b.name: b for b in backends if isinstance(b, MetricsSource)}
+        self._measuring: dict[str, asyncio.Future[Sequence[BackendMetric]]] = {}
         self._authorizer = Authorizer(client, clock) if configuration.http_authorization == "rbac" else None
         self._reservations = Reservations(client, lambda: engine.claims, leads, kubelet)
         self.metrics = Metrics(
@@ -168,7 +171,20 @@ class Observation:
                 self.address = None
 
     async def _metrics_text(self) -> bytes:
-        return self.metrics.render(await self.samples())
+        samples = await self.samples()
+        return self.metrics.render(samples, await self._measured())
+
+    async def _measured(self) -> Mapping[str, Sequence[BackendMetric]]:
+        """Return what backends measure besides; of one that does not answer in time, nothing."""
+        loop = asyncio.get_running_loop()
+        for name, source in self._measurable.items():
+            if name not in self._measuring or self._measuring[name].done():
+                executor = self._table.executor_of(source)
+                self._measuring[name] = loop.run_in_executor(executor, measured, source)
+        if not self._measuring:
+            return {}
+        done, _ = await asyncio.wait(self._measuring.values(), timeout=_SAMPLE_SECONDS)
+        return {name: m.result() for name, m in self._measuring.items() if m in done}
 
     async def samples(self) -> Sequence[DeviceSample]:
         """Return the samples of every source; of one that does not answer in time, none."""

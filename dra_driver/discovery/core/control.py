@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from dra_driver.ports import Daemons, DeviceBackend, GpuControl
+from dra_driver.discovery.core.partition_control import PartitionsOnly
+from dra_driver.ports import Daemons, DeviceBackend, GpuControl, PartitionMaker
 
 __all__ = ["ControllableBackend", "DaemonSource", "ToolPaths", "control_of"]
 
@@ -49,4 +50,6 @@ class DaemonSource(Protocol):
 
 def control_of(backend: DeviceBackend, places: ToolPaths) -> GpuControl | None:
     """Return the control for the devices of a backend; None where there is none."""
-    return backend.control(places) if isinstance(backend, ControllableBackend) else None
+    if isinstance(backend, ControllableBackend):
+        return backend.control(places)
+    return PartitionsOnly(backend) if isinstance(backend, PartitionMaker) else None

@@ -12,7 +12,7 @@ end of ``CAPACITIES`` upwards; ``type`` and ``memory`` are the last to go.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -34,6 +34,7 @@ __all__ = [
     "Facts",
     "Kind",
     "Properties",
+    "Value",
     "build",
     "cuda_version",
     "device_name",
@@ -41,6 +42,7 @@ __all__ = [
     "partition_maxima",
     "semantic_version",
     "typed_attribute",
+    "typed_list",
 ]
 
 # resource.k8s.io/v1: ResourceSliceMaxAttributesAndCapacitiesPerDevice, DeviceAttributeMaxValueLength.
@@ -48,7 +50,11 @@ MAX_FACTS = 32
 MAX_STRING_BYTES = 64
 
 Kind = Literal["string", "int", "bool", "version"]
-Facts = Mapping[str, str | int | bool | None]
+Value = str | int | bool
+Facts = Mapping[str, Value | Sequence[Value] | None]
+"""Attribute name → value; of several values, the one first that describes the device best."""
+# resource.k8s.io/v1: ResourceSliceMaxAttributeValuesPerDevice.
+_MAX_VALUES: Final = 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +103,15 @@ ATTRIBUTES = (
         _GPU,
     ),
     AttributeSpec(names.PCI_BUS_ID, "string", "PCI address, for example 0000:3b:00.0", _ALL),
-    AttributeSpec(names.PCIE_ROOT, "string", "PCIe root complex, for example pci0000:3a", _ALL),
-    AttributeSpec(names.NUMA_NODE, "int", "NUMA node; absent where the kernel says -1", _ALL),
+    AttributeSpec(
+        names.PCIE_ROOT,
+        "string",
+        "PCIe root complex, for example pci0000:3a; of a NIC with ports on several functions a list",
+        _ALL,
+    ),
+    AttributeSpec(
+        names.NUMA_NODE, "int", "NUMA node; absent where the kernel says -1; a list like the root", _ALL
+    ),
     AttributeSpec(
         names.PASSTHROUGH,
         "bool",
@@ -227,8 +240,11 @@ class Properties:
 def build(facts: Facts, capacity: Mapping[str, int | None], *, most: int = MAX_FACTS) -> Properties:
     """Return the facts as the API types them. One of None is unknown, and absent from the result.
 
+    Several values that are equal, or a sequence of one value, are no list: most devices have one PCIe root,
+    and selectors for these are to work on all.
+
     Args:
-        facts: attribute name → text, number or truth; names of ``ATTRIBUTES`` only.
+        facts: attribute name → text, number or truth, or several of them; names of ``ATTRIBUTES`` only.
         capacity: capacity name → whole amount (bytes for ``memory``); names of ``CAPACITIES`` only.
         most: attributes and capacities that are kept, the least important being left out first.
 
@@ -244,7 +260,15 @@ def build(facts: Facts, capacity: Mapping[str, int | None], *, most: int = MAX_F
         value = facts.get(spec.name)
         if value is None:
             continue
-        typed = typed_attribute(spec.kind, value)
+        if isinstance(value, Sequence) and not isinstance(value, str):
+            several = list(dict.fromkeys(value))
+            if not several:
+                continue
+            typed = (
+                typed_list(spec.kind, several) if len(several) > 1 else typed_attribute(spec.kind, several[0])
+            )
+        else:
+            typed = typed_attribute(spec.kind, value)
         if isinstance(typed, str):
             rejected.append((spec.name, typed))
         else:
@@ -284,6 +308,26 @@ def typed_attribute(kind: Kind, value: str | int | bool) -> DeviceAttribute | st
     if len(value.encode("utf-8", "surrogatepass")) > MAX_STRING_BYTES:
         return f"{value[:80]!r} is longer than {MAX_STRING_BYTES} bytes"
     return DeviceAttribute(string_value=value)
+
+
+def typed_list(kind: Kind, values: Sequence[Value]) -> DeviceAttribute | str:
+    """Return the attribute with a list (``DRAListTypeAttributes``), or why there can be none, for people."""
+    if not 1 <= len(values) <= _MAX_VALUES:
+        return f"{len(values)} values; 1 to {_MAX_VALUES} are allowed"
+    typed = [typed_attribute(kind, value) for value in values]
+    problem = next((t for t in typed if isinstance(t, str)), None)
+    if problem is not None:
+        return problem
+    each = [t for t in typed if isinstance(t, DeviceAttribute)]
+    match kind:
+        case "string":
+            return DeviceAttribute(strings=tuple(t.string_value or "" for t in each))
+        case "int":
+            return DeviceAttribute(ints=tuple(t.int_value or 0 for t in each))
+        case "bool":
+            return DeviceAttribute(bools=tuple(bool(t.bool_value) for t in each))
+        case "version":
+            return DeviceAttribute(versions=tuple(t.version_value or "" for t in each))
 
 
 def _trim(

@@ -126,9 +126,14 @@ class GenericBackend:
         attributes = self._place(found)
         for name, fact in found.rule.attributes.items():
             text = fact.value if fact.file is None else self._read(found, fact.file)
-            if not text:
+            several = fact.values or (tuple((text or "").split()) if fact.several else ())
+            if not text and not several:
                 continue
-            attribute = generic_spec.typed(fact.kind, text)
+            attribute = (
+                generic_spec.typed_list(fact.kind, several)
+                if several
+                else generic_spec.typed(fact.kind, text or "")
+            )
             if isinstance(attribute, str):
                 problems.append(Problem(found.name, name, attribute))
             else:

@@ -14,6 +14,7 @@
         model: {value: NPU-1}
         uuid: {sysfs: serial_number}
         firmwareVersion: {sysfs: fw/version, type: version}    # string (default), int, bool or version
+        fabrics: {values: [f0, f1]}    # a list of values; of a file: {sysfs: fabrics, list: true}, its words
       capacity:
         memory: {sysfs: mem_size_mib, factor: 1048576}
         cores: {value: "8"}
@@ -22,14 +23,15 @@
         env: {NPU_HOME: /opt/npu}
         mounts: [{hostPath: /opt/npu/lib, containerPath: /opt/npu/lib}]
 
-Attributes that are in our schema have the type that they have there. PCI address, PCIe root and NUMA node
-come by themselves.
+Attributes that are in our schema have the type that they have there, and one value. PCI address, PCIe root
+and NUMA node come by themselves. Of a list the first value is to be the one that describes the device best:
+an API server that keeps no lists gets it alone.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
@@ -39,7 +41,7 @@ from dra_driver.cdi import Mount, read_only_mount
 from dra_driver.discovery.core import schema, strict
 from dra_driver.errors import InvalidQuantity
 
-__all__ = ["Amount", "DeviceRule", "Fact", "NodeRule", "PciMatch", "decode", "typed"]
+__all__ = ["Amount", "DeviceRule", "Fact", "NodeRule", "PciMatch", "decode", "typed", "typed_list"]
 
 # One component of a path: no "..", nothing that a shell or a mount table would read otherwise.
 _PART: Final = r"(?!\.{1,2}(?:/|$))[A-Za-z0-9_.:@+-]+"
@@ -60,6 +62,8 @@ _KINDS: Final = ("string", "int", "bool", "version")
 # With what comes by itself this keeps below the API's 32 facts of a device.
 _MAX_ATTRIBUTES: Final = 20
 _MAX_CAPACITIES: Final = 8
+# Values of a list: as many as the API allows a device beside its other attributes.
+_MAX_VALUES: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +85,18 @@ class NodeRule:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """An attribute: either ``value`` or ``file`` is set."""
+    """An attribute: ``value``, ``values`` or ``file`` is set.
+
+    Attributes:
+        values: of a list.
+        several: whether the words of the file are a list.
+    """
 
     kind: schema.Kind
     value: str | None
     file: str | None
+    values: tuple[str, ...] = ()
+    several: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,30 +246,66 @@ def _attributes(reader: strict.Reader, value: object, path: str) -> dict[str, Fa
     found: dict[str, Fact] = {}
     for name, item in _names(reader, value, path, _MAX_ATTRIBUTES).items():
         where = f"{path}.{name}"
-        raw = reader.mapping(item, where, ("value", "sysfs", "type"))
-        text, file = _source(reader, raw, where)
+        raw = reader.mapping(item, where, ("value", "values", "sysfs", "list", "type"))
+        values: tuple[str, ...] = ()
+        text, file = None, None
+        if "values" in raw:
+            values = _values(reader, raw, where)
+        else:
+            text, file = _source(reader, raw, where)
+        several = bool(reader.boolean(raw.get("list"), f"{where}.list"))
+        if several and file is None:
+            reader.finding(f"{where}.list", "is for the words of a file: it goes with sysfs")
+        if name in kinds and (values or several):
+            reader.finding(where, f"{name} has one value everywhere")
         chosen = reader.choice(raw.get("type"), f"{where}.type", _KINDS)
         kind = cast("schema.Kind", chosen or kinds.get(name, "string"))
         if name in kinds and kind != kinds[name]:
             reader.finding(f"{where}.type", f"{name} is of type {kinds[name]} everywhere")
-        if text is not None:
-            problem = typed(kind, text)
-            if isinstance(problem, str):
-                reader.finding(f"{where}.value", problem)
-        found[name] = Fact(kind, text, file)
+        problem = typed(kind, text) if text is not None else typed_list(kind, values) if values else None
+        if isinstance(problem, str):
+            reader.finding(f"{where}.{'values' if values else 'value'}", problem)
+        found[name] = Fact(kind, text, file, values, several)
+    return found
+
+
+def _values(reader: strict.Reader, raw: Mapping[str, object], path: str) -> tuple[str, ...]:
+    if "value" in raw or "sysfs" in raw:
+        reader.finding(path, "exactly one of value, values and sysfs is allowed")
+    items = reader.items(raw["values"], f"{path}.values", _MAX_VALUES)
+    found = tuple(text for where, item in items if (text := reader.text(item, where)) is not None)
+    if not found:
+        reader.finding(f"{path}.values", "not a list of at least one value")
     return found
 
 
 def typed(kind: schema.Kind, text: str) -> DeviceAttribute | str:
     """Return the attribute that a text stands for, or why it stands for none."""
+    value, problem = _value(kind, text)
+    return problem or schema.typed_attribute(kind, value)
+
+
+def typed_list(kind: schema.Kind, texts: Sequence[str]) -> DeviceAttribute | str:
+    """Return the attribute with a list that texts stand for, or why they stand for none."""
+    values: list[schema.Value] = []
+    for text in texts:
+        value, problem = _value(kind, text)
+        if problem:
+            return problem
+        values.append(value)
+    return schema.typed_list(kind, values)
+
+
+def _value(kind: schema.Kind, text: str) -> tuple[schema.Value, str]:
+    """Return what a text stands for, and why it stands for nothing."""
     if kind == "bool":
         truth = {"1": True, "true": True, "0": False, "false": False}.get(text.lower())
-        return f"{text[:80]!r} is not true or false" if truth is None else schema.typed_attribute(kind, truth)
+        return bool(truth), "" if truth is not None else f"{text[:80]!r} is not true or false"
     if kind == "int":
         if not re.fullmatch(r"-?(0x[0-9a-f]{1,16}|[0-9]{1,19})", text, re.ASCII | re.IGNORECASE):
-            return f"{text[:80]!r} is no whole number"
-        return schema.typed_attribute(kind, int(text, 16 if "x" in text.lower() else 10))
-    return schema.typed_attribute(kind, text)
+            return 0, f"{text[:80]!r} is no whole number"
+        return int(text, 16 if "x" in text.lower() else 10), ""
+    return text, ""
 
 
 def _capacity(reader: strict.Reader, value: object, path: str) -> dict[str, Amount]:

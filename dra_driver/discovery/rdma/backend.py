@@ -205,10 +205,28 @@ class RdmaBackend:
             own_nodes=tuple(n.path for n in material.device_nodes if n.path != _CONNECTIONS),
         )
 
-    def _pci_facts(self, adapter: _Adapter) -> dict[str, str | int | bool | None]:
+    def _functions(self, adapter: _Adapter, own: PciAddress) -> list[PciAddress]:
+        """Return the PCI functions that the adapter's ports are on, its own first.
+
+        Where one RDMA device has ports on several functions (multi-port E-switch, Socket Direct), the kernel
+        links it to one of them; the interface of each port, first in its GID table, is linked to its own. Not
+        so a bond: it may be over the functions of other adapters as well, and has no link.
+        """
+        found = [own]
+        for port in adapter.ports:
+            name = sysfs.read_sysfs(adapter.folder / f"ports/{port.number}/gid_attrs/ndevs/0") or ""
+            if _NETDEV.fullmatch(name):
+                of_port = sysfs.link_address(self._sysfs_root / "class" / "net" / name / "device")
+                found += [of_port] if of_port is not None else []
+        return found
+
+    def _pci_facts(self, adapter: _Adapter) -> dict[str, schema.Value | Sequence[schema.Value] | None]:
         if adapter.address is None:
             return {"type": "nic"}
         function = adapter.function
+        functions = self._functions(adapter, adapter.address)
+        roots = (pci.pcie_root(self._sysfs_root, f) for f in functions)
+        numa_nodes = (pci.numa_node(self._sysfs_root, f) for f in functions)
         pci_id = sysfs.pci_id(function)
         product = pci_products.rdma_product(pci_id) if pci_id else None
         physical = sysfs.link_address(function / "physfn")
@@ -220,8 +238,8 @@ class RdmaBackend:
             "productName": product.name if product else None,
             "pciID": pci_id,
             names.PCI_BUS_ID: str(adapter.address),
-            names.PCIE_ROOT: pci.pcie_root(self._sysfs_root, adapter.address),
-            names.NUMA_NODE: pci.numa_node(self._sysfs_root, adapter.address),
+            names.PCIE_ROOT: [root for root in roots if root is not None],
+            names.NUMA_NODE: [node for node in numa_nodes if node is not None],
             "kernelDriver": sysfs.driver_name(function),
             "physicalFunction": None if physical is None else str(physical),
             "sriovCapable": None if total_vfs is None else total_vfs > 0,

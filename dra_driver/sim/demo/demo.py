@@ -7,7 +7,7 @@ import dataclasses
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -22,6 +22,7 @@ from dra_driver.sim.cluster import ClusterConfig, ClusterFailed, EmbeddedCluster
 from dra_driver.sim.demo import checks as example_checks
 from dra_driver.sim.demo import examples
 from dra_driver.sim.demo import report as demo_report
+from dra_driver.sim.demo.backends import FurtherBackend
 from dra_driver.sim.demo.examples import Outcome
 from dra_driver.sim.faults import FaultPlan
 
@@ -43,6 +44,7 @@ class DemoOptions:
         faults: fault plan that is put in force once all devices are published.
         web: port of the page, which the controller serves on loopback; 0: it is not served.
         runtime: runs each example's container; if None, none is run.
+        backends: further backends of the node agents, each with a pod that asks for one of its devices.
     """
 
     cluster: ClusterConfig
@@ -51,6 +53,7 @@ class DemoOptions:
     faults: FaultPlan | None = None
     web: int = 0
     runtime: container_runtime.ContainerRuntime | None = None
+    backends: Sequence[FurtherBackend] = ()
 
 
 @dataclass(slots=True)
@@ -59,12 +62,15 @@ class Demo:
 
     Attributes:
         out: file for progress and the table, in plain lines without terminal control.
+        publish: is given the results as plain data in the end; if None, ``out`` gets them as a table.
         kept: with ``keep``, the result of the checks once they are done; a signal ends the run then.
     """
 
     options: DemoOptions
     out: TextIO = field(default_factory=lambda: sys.stdout)
+    publish: Callable[[dict[str, Any]], None] | None = None
     kept: int | None = None
+    _results: dict[str, Any] = field(default_factory=dict)
     _started: float = field(default_factory=time.monotonic)
 
     def _say(self, text: str = "") -> None:
@@ -93,6 +99,8 @@ class Demo:
                 f"--examples {self.options.examples}: nothing to check: no pod has the annotation "
                 f"{examples.EXPECT_ANNOTATION}"
             )
+        objects = [*objects, *(dict(o) for b in self.options.backends for o in b.objects)]
+        pods = [*pods, *(p for b in self.options.backends for p in b.pods)]
         setup = tuple(dict(o) for o in examples.setup_objects(objects))
         try:
             config = dataclasses.replace(self.options.cluster, manifests=setup)
@@ -112,6 +120,7 @@ class Demo:
             self._step("the embedded cluster failed")
             print(e, file=sys.stderr)
             return 1
+        self._publish(good)
         self._step("everything is stopped")
         self._say("The demo succeeded." if good else "The demo FAILED: see above.")
         return 0 if good else 1
@@ -121,6 +130,8 @@ class Demo:
     async def _come_up(self, cluster: EmbeddedCluster) -> None:
         names = ", ".join(f"{n.name} ({n.profile})" for n in cluster.nodes.values())
         self._step(f"API server {cluster.api.host}; {len(cluster.nodes)} simulated nodes: {names}")
+        for backend in self.options.backends:
+            self._step(backend.text)
         async for node, slices in cluster.published():
             self._step(f"{node.name}: {demo_report.inventory(slices)}")
 
@@ -172,12 +183,17 @@ class Demo:
         return outcomes
 
     def _report(self, cluster: EmbeddedCluster, outcomes: Sequence[Outcome]) -> bool:
-        self._say()
-        self._say(demo_report.table(outcomes, self._width()))
-        self._say()
+        if self.publish is None:
+            self._say()
+            self._say(demo_report.table(outcomes, self._width()))
+            self._say()
         findings = [f"{o.example.key}: {f}" for o in outcomes for f in example_checks.verify(o, outcomes)]
         findings += example_checks.twice_allocated(outcomes)
-        findings += [f"{o.example.key}: {f}" for o in outcomes for f in _device_node_findings(cluster, o)]
+        # Which nodes a further backend's devices have, nobody else knows.
+        further = {name for b in self.options.backends for name in b.devices}
+        known = [o for o in outcomes if not any(d.result.device in further for d in o.devices)]
+        findings += [f"{o.example.key}: {f}" for o in known for f in _device_node_findings(cluster, o)]
+        self._results = {"pods": [demo_report.data(o) for o in outcomes], "findings": findings}
         for outcome in outcomes:
             if outcome.phase == "Pending":
                 self._say(f"{outcome.example.key} waits:")
@@ -186,6 +202,10 @@ class Demo:
         for finding in findings:
             self._say(f"NOT AS PROMISED  {finding}")
         return not findings
+
+    def _publish(self, good: bool) -> None:
+        if self.publish is not None:
+            self.publish({"succeeded": good, **self._results})
 
     async def _run_for_real(self, cluster: EmbeddedCluster, outcomes: Sequence[Outcome]) -> bool:
         runtime = self.options.runtime
@@ -211,6 +231,7 @@ class Demo:
         return good
 
     async def _keep(self, cluster: EmbeddedCluster, good: bool) -> int:
+        self._publish(good)
         self._say(f"The cluster stays until Ctrl-C or SIGTERM. Its files are in {cluster.root}. Try:")
         self._say(f"    export KUBECONFIG={cluster.kubeconfig}")
         self._say("    dra-driver status; dra-driver explain pod/unsatisfiable -n dra-examples")

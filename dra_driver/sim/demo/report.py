@@ -6,14 +6,14 @@ import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from typing import Final
+from typing import Any, Final
 
 from dra_driver.api.resource import ResourceSlice
 from dra_driver.sim.cdi_reader import ContainerView
 from dra_driver.sim.demo.checks import attribute
 from dra_driver.sim.demo.examples import AllocatedDevice, Outcome
 
-__all__ = ["WIDTH", "inventory", "progress", "table"]
+__all__ = ["WIDTH", "data", "inventory", "progress", "table"]
 
 # Most devices, and most lines of a container, that are shown.
 _SHOWN = 2
@@ -66,6 +66,36 @@ def table(outcomes: Sequence[Outcome], width: int = WIDTH) -> str:
     return "\n".join(
         _GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
+
+
+def data(outcome: Outcome) -> dict[str, Any]:
+    """Return what became of a pod as plain data; ``reasons`` are those for which it waits."""
+    return {
+        "namespace": outcome.example.key.namespace,
+        "name": outcome.example.key.name,
+        "example": outcome.example.source,
+        "phase": outcome.phase,
+        "node": outcome.node,
+        "devices": [
+            {
+                "driver": item.result.driver,
+                "pool": item.result.pool,
+                "device": item.result.device,
+                "model": _model(item),
+                "adminAccess": bool(item.result.admin_access),
+                "capacity": {
+                    k: str(v.value) for k, v in (item.device.capacity if item.device else {}).items()
+                },
+                "consumedCapacity": {k: str(v) for k, v in item.result.consumed_capacity.items()},
+            }
+            for item in outcome.devices
+        ],
+        "containers": {
+            name: {"deviceNodes": sorted(d.path for d in view.devices), "env": dict(view.env)}
+            for name, view in (outcome.containers or {}).items()
+        },
+        "reasons": list(outcome.reasons),
+    }
 
 
 def _name(outcome: Outcome) -> str:

@@ -98,6 +98,27 @@ def test_pci_functions_with_facts_from_files(tmp_path: Path) -> None:
     assert one.problems == ()
 
 
+def test_lists_are_given_or_read_as_words(tmp_path: Path) -> None:
+    function = npu_tree(tmp_path) / "sys/bus/pci/devices/0000:3b:00.0"
+    (function / "fabrics").write_text("f1 f0\n")
+    (function / "lanes").write_text("4 many\n")
+    attributes = """
+    rails: {values: ["1", "0x2"], type: int}
+    one: {values: [alone]}
+    fabrics: {sysfs: fabrics, list: true}
+    lanes: {sysfs: lanes, list: true, type: int}
+    """
+    text = PCI.split("  attributes:")[0] + "  attributes:" + attributes
+    one = backend(tmp_path, text)
+    first, second = one.discover()
+    assert first.device.attributes["rails"].ints == (1, 2)
+    assert first.device.attributes["one"].strings == ("alone",)
+    assert first.device.attributes["fabrics"].strings == ("f1", "f0")
+    assert "lanes" not in first.device.attributes
+    assert "fabrics" not in second.device.attributes
+    assert [p.subject for p in one.problems] == ["lanes"]
+
+
 def test_device_nodes_with_facts_from_a_directory(tmp_path: Path) -> None:
     tree = TreeWriter(tmp_path / "machine")
     function = PciFunction(
@@ -168,6 +189,20 @@ def test_links_out_of_the_roots_are_not_followed(tmp_path: Path) -> None:
             "of type string",
         ),
         ("devices: [{name: a, match: {dev: x}, attributes: {n: {value: z, type: int}}}]", "no whole number"),
+        (
+            "devices: [{name: a, match: {dev: x}, attributes: {n: {values: ['1', z], type: int}}}]",
+            "n.values: 'z' is no whole number",
+        ),
+        (
+            "devices: [{name: a, match: {dev: x}, attributes: {n: {values: []}}}]",
+            "not a list of at least one",
+        ),
+        (
+            "devices: [{name: a, match: {dev: x}, attributes: {n: {values: [a], value: b}}}]",
+            "exactly one of value, values and sysfs",
+        ),
+        ("devices: [{name: a, match: {dev: x}, attributes: {n: {value: a, list: true}}}]", "goes with sysfs"),
+        ("devices: [{name: a, match: {dev: x}, attributes: {model: {values: [a]}}}]", "has one value"),
         ("devices: [{name: a, match: {dev: x}, capacity: {memory: {value: 1Zi}}}]", "1Zi"),
         ("devices: [{name: a, match: {dev: x}, cdi: {deviceNodes: [/dev/../etc]}}]", "a path below /dev"),
         (

@@ -18,7 +18,7 @@ from dra_driver.api import codec
 from dra_driver.api.names import DEFAULT_DRIVER_NAME, RDMA_DRIVER_NAME
 from dra_driver.api.resource import Device
 from dra_driver.cli import main
-from dra_driver.discovery import open_backend, schema_docs, sdk
+from dra_driver.discovery import open_backend, schema_docs
 from dra_driver.discovery.core import schema
 from dra_driver.discovery.generic import spec as generic_spec
 from dra_driver.discovery.simulated import profile as simulated_profile
@@ -68,11 +68,7 @@ def test_the_pages_are_drawn_from_the_code(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_an_old_page_is_noticed_and_written_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    example = tmp_path / "examples/acme-backend"
-    example.mkdir(parents=True)
-    (example / "acme_backend.py").write_text("pass\n")
     (tmp_path / "attributes.md").write_text("a\n<!-- tables -->\nold\n<!-- /tables -->\nb\n")
-    (tmp_path / "backends.md").write_text("<!-- example --><!-- /example -->")
     assert schema_docs.main([str(tmp_path), "--check"]) == 1
     assert "attributes.md: is old" in capsys.readouterr().out
     assert schema_docs.main([str(tmp_path)]) == 0
@@ -179,87 +175,6 @@ def test_a_claim_gets_a_gpu_and_a_nic_under_one_root(
     assert "gpu-0000-47-00-0" in text
     assert "nic-0000-49-00-0" in text
     assert "gpu-0000-05-00-0" not in text
-
-
-# --- third parties ---
-
-
-def acme_machine(root: Path) -> Path:
-    for i in range(2):
-        function = root / f"sys/devices/pci0000:3a/0000:3b:0{i}.0"
-        folder = root / f"sys/class/acme/npu{i}"
-        function.mkdir(parents=True)
-        folder.mkdir(parents=True)
-        (function / "numa_node").write_text("1\n")
-        (folder / "device").symlink_to(Path("../../../devices/pci0000:3a") / function.name)
-        bus = root / "sys/bus/pci/devices"
-        bus.mkdir(parents=True, exist_ok=True)
-        (bus / function.name).symlink_to(Path("../../../devices/pci0000:3a") / function.name)
-        for name, text in {"serial": f"S{i}", "model": "NPU-1", "memory_bytes": 2**34, "tops": 400}.items():
-            (folder / name).write_text(f"{text}\n")
-    return root
-
-
-def test_the_example_backend_works_as_an_installed_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    example = DOCS / "examples/acme-backend"
-    monkeypatch.syspath_prepend(str(example))
-    # What pip would leave of the example's pyproject.toml.
-    entry = re.search(
-        r"^\[project\.entry-points\.\"(.+)\"\]\n(\w+) = \"(.+)\"$",
-        (example / "pyproject.toml").read_text(),
-        re.M,
-    )
-    assert entry is not None
-    info = tmp_path / "site/acme_backend-1.0.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-backend\nVersion: 1.0.0\n")
-    (info / "entry_points.txt").write_text(f"[{entry[1]}]\n{entry[2]} = {entry[3]}\n")
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    root = acme_machine(tmp_path / "machine")
-    assert main.main(["devices", "--backend", "acme", "--sysfs-root", f"{root}/sys", "--output", "json"]) == 0
-    first, _ = json.loads(capsys.readouterr().out)["devices"]
-    assert first["name"] == "npu-0000-3b-00-0"
-    assert first["attributes"]["tops"] == {"int": 400}
-    assert first["attributes"]["resource.kubernetes.io/pcieRoot"] == {"string": "pci0000:3a"}
-    assert first["capacity"]["memory"] == {"value": "16Gi"}
-    assert main.main(["devices", "--backend", "acme=x", "--sysfs-root", f"{root}/sys"]) == 2
-    assert main.main(["devices", "--backend", "acme", "--sysfs-root", f"{tmp_path}/none"]) == 1
-
-
-def test_the_example_is_short_and_uses_the_stable_part_alone() -> None:
-    code = (DOCS / "examples/acme-backend/acme_backend.py").read_text()
-    lines = [line for line in code.splitlines() if line.strip()]
-    assert len(lines) <= 55
-    assert set(re.findall(r"^(?:from|import) (dra_driver[\w.]*)", code, re.M)) == {"dra_driver.discovery"}
-    assert set(re.findall(r"sdk\.(\w+)", code)) <= set(sdk.__all__)
-
-
-def test_the_stable_part_is_all_there() -> None:
-    for name in sdk.__all__:
-        assert hasattr(sdk, name)
-    # Taking a name away breaks others' backends: see the module's promise.
-    assert set(sdk.__all__) >= {
-        "BackendFactory", "ContainerEdits", "Mount", "ConfigurationError", "DeviceBackend", "DeviceHealth",
-        "DeviceLink", "DeviceNode", "DiscoveredDevice", "DiscoveryError", "HardwareAbsent", "InventoryDevice",
-        "NUMA_NODE", "PCIE_ROOT", "PCI_BUS_ID", "PciAddress", "Problem", "ProblemLog", "children",
-        "describe_device", "device_name", "entries", "exists", "link_address", "model_of", "numa_node",
-        "pci_function", "pci_id", "pcie_root", "read_number", "read_text", "semantic_version",
-    }  # fmt: skip
-
-
-def test_own_facts_may_not_bend_the_schema() -> None:
-    notes: list[sdk.Problem] = []
-    device = sdk.describe_device(
-        "x", {"vendor": "acme"}, own={"tops": 4, "long": "x" * 80, "none": None}, note=notes
-    )
-    assert set(device.attributes) == {"vendor", "tops"}
-    assert [n.subject for n in notes] == ["long"]
-    with pytest.raises(KeyError, match="in the schema"):
-        sdk.describe_device("x", {}, own={"model": 7})
-    with pytest.raises(KeyError, match="not in the schema"):
-        sdk.describe_device("x", {"tops": 4})
 
 
 def test_the_descriptions_in_the_page_are_valid(tmp_path: Path) -> None:

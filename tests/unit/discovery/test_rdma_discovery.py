@@ -159,3 +159,34 @@ def test_recorded_e810(tmp_path: Path) -> None:
     assert hw.value(device, "sriovVFs") is None
     shutil.rmtree(folder)
     assert discover(tmp_path) == []
+
+
+def test_an_adapter_with_ports_on_two_functions_has_the_place_of_both(tmp_path: Path) -> None:
+    """Its own function's first; of a bond, which may be over other adapters, nothing is taken."""
+    root = hw.machine(tmp_path, "connectx7")
+    roce = next(d for d in discover(root) if hw.value(d, "netdev") == "eth2")
+    name = str(hw.value(roce, "rdmaDevice"))
+    own = hw.value(roce, names.PCIE_ROOT)
+    other = next(
+        d for d in discover(root) if hw.value(d, names.PCIE_ROOT) != own and hw.value(d, "type") == "nic"
+    )
+    folder = root / "sys/class/infiniband" / name
+    shutil.copytree(folder.resolve() / "ports/1", folder.resolve() / "ports/2", symlinks=True)
+    table = folder.resolve() / "ports/2/gid_attrs/ndevs"
+    table.mkdir(parents=True, exist_ok=True)
+    interface = root / "sys/class/net/second"
+    interface.mkdir(parents=True)
+
+    def found() -> DiscoveredDevice:
+        return next(d for d in discover(root) if hw.value(d, "rdmaDevice") == name)
+
+    (table / "0").write_text("second\n")
+    assert hw.value(found(), names.PCIE_ROOT) == own
+    function = root / "sys/bus/pci/devices" / str(hw.value(other, names.PCI_BUS_ID))
+    (interface / "device").symlink_to(function.resolve())
+    device = found().device
+    assert device.attributes[names.PCIE_ROOT].strings == (own, hw.value(other, names.PCIE_ROOT))
+    assert device.attributes[names.PCI_BUS_ID].string_value == hw.value(roce, names.PCI_BUS_ID)
+    for hostile in ("../../etc", "", "x" * 300):
+        (table / "0").write_text(hostile)
+        assert hw.value(found(), names.PCIE_ROOT) == own

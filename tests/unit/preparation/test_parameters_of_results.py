@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from dra_driver.api.meta import DriverName
-from dra_driver.api.own.parameters import DeviceType, TimeSlice
+from dra_driver.api.own.kinds import OtherParameters
+from dra_driver.api.own.parameters import DeviceType, Parameters, TimeSlice
 from dra_driver.api.resource import DeviceAllocationConfiguration, OpaqueDeviceConfiguration
 from dra_driver.errors import InvalidParameters
 from dra_driver.preparation.configs import resolve
@@ -40,7 +41,7 @@ def slicing(interval: str, *requests: str, source: str = "FromClaim") -> DeviceA
 def intervals(
     configs: Sequence[DeviceAllocationConfiguration], *results: tuple[str, DeviceType]
 ) -> list[TimeSlice | None]:
-    return [p.interval if p else None for p in resolve(configs, DRIVER, results)]
+    return [p.interval if isinstance(p, Parameters) else None for p in resolve(configs, DRIVER, results)]
 
 
 def test_later_wins_and_the_claim_after_the_class() -> None:
@@ -88,4 +89,20 @@ def test_nvidias_config_holds_for_shares_too() -> None:
         sharing={"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}},
     )
     found = resolve([theirs], "gpu.nvidia.com", [("a", GPU), ("b", SHARE)])
-    assert [p.interval for p in found if p] == [TimeSlice.LONG, TimeSlice.LONG]
+    assert [p.interval for p in found if isinstance(p, Parameters)] == [TimeSlice.LONG, TimeSlice.LONG]
+
+
+def test_kinds_of_backends_hold_for_their_own_devices() -> None:
+    kinds = {("acme.example/v1", "NpuConfig"): "acme"}
+    npus = entry("NpuConfig", version="acme.example/v1", watts=5)
+    found = resolve(
+        [npus, slicing("Long")], DRIVER, [("a", GPU), ("b", GPU)], kinds=kinds, backends=["acme", ""]
+    )
+    # The last that fits: GpuConfig fits every whole device.
+    assert [type(p) for p in found] == [Parameters, Parameters]
+    first, second = resolve([npus], DRIVER, [("a", GPU), ("b", GPU)], kinds=kinds, backends=["acme", ""])
+    assert isinstance(first, OtherParameters)
+    assert json.loads(first.data)["watts"] == 5
+    assert second is None
+    with pytest.raises(InvalidParameters, match=r"unknown; .* knows .*, acme.example/v1 NpuConfig"):
+        resolve([entry("NpuConfg", version="acme.example/v1")], DRIVER, [("a", GPU)], kinds=kinds)

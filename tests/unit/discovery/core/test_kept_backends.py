@@ -201,7 +201,7 @@ def test_the_command_shows_the_rest_and_fails(
 ) -> None:
     """A broken library is not the absence of GPUs: a script must not take one for the other."""
     code = """
-from dra_driver.discovery import sdk
+from dra_driver import sdk
 class Backend:
     name = "acme"
     def discover(self): raise sdk.DiscoveryError("acme: firmware does not answer")

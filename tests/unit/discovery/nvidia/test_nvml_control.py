@@ -89,7 +89,7 @@ class Node:
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return stub.build(tmp_path_factory.mktemp("nvml"), stub.compiler())
+    return stub.shared(tmp_path_factory)
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ PCI_ID = "resource.kubernetes.io/pciBusID"
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return stub.build(tmp_path_factory.mktemp("nvml"), stub.compiler())
+    return stub.shared(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
@@ -445,6 +445,7 @@ def test_the_command_prints_what_nvml_finds(library: Path, tmp_path: Path) -> No
     assert "device node" in done.stderr
 
 
+@pytest.mark.long
 def test_on_a_bare_machine_the_command_says_what_it_looked_for(tmp_path: Path) -> None:
     # An empty file takes the place of a library that the machine of the test may have.
     (tmp_path / "libnvidia-ml.so.1").touch()

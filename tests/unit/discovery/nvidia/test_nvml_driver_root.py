@@ -37,7 +37,7 @@ print(json.dumps(
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return stub.build(tmp_path_factory.mktemp("nvml"), stub.compiler()) / "libnvidia-ml.so.1"
+    return stub.shared(tmp_path_factory) / "libnvidia-ml.so.1"
 
 
 def look(

@@ -19,7 +19,7 @@ GIB = 2**30
 
 @pytest.fixture(scope="module")
 def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
-    with Lives(tmp_path_factory.mktemp("nvml")) as made:
+    with Lives(stub.shared(tmp_path_factory)) as made:
         yield made
 
 
@@ -144,6 +144,7 @@ def test_each_mig_device_tells_its_memory_and_who_holds_it(machine: Machine) -> 
     assert set(metric(text, "dra_driver_device_temperature_celsius").values()) == {51.0}
 
 
+@pytest.mark.long
 def test_partitions_that_claims_made_tell_the_same(machine: Machine) -> None:
     """Plain ``nvml``: made by prepare, sampled under the name that the claim has, gone with unprepare."""
     (machine.root / "state").unlink()

@@ -25,7 +25,7 @@ VIRTUALIZATION = {"None": 0, "Pass-Through": 1}
 
 @pytest.fixture(scope="module")
 def probe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[stub.Probe]:
-    library = stub.build(tmp_path_factory.mktemp("nvml"), stub.compiler())
+    library = stub.shared(tmp_path_factory)
     process = stub.Probe(library, tmp_path_factory.mktemp("probe"))
     yield process
     process.stop()

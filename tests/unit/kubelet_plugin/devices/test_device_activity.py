@@ -193,6 +193,7 @@ def activity(kube: FakeClient) -> object:
     return (inventory(kube) or {}).get("status", {}).get("activity")
 
 
+@pytest.mark.long
 def test_the_inventory_tells_it_and_keeps_it_over_a_restart(tmp_path: Path) -> None:
     async def lives() -> None:
         kube = FakeClient()

@@ -35,7 +35,7 @@ GRACE = 50.0
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return stub.build(tmp_path_factory.mktemp("nvml"), stub.compiler())
+    return stub.shared(tmp_path_factory)
 
 
 class Machine:
@@ -193,7 +193,7 @@ async def machine(root: Path, library: Path) -> AsyncIterator[Machine]:
         "nvmlDeviceGetCount_v2",  # the look at the hardware
         pytest.param("nvmlDeviceGetTotalEccErrors", marks=pytest.mark.long),  # what it asks about health
         pytest.param("nvmlDeviceGetTemperature", marks=pytest.mark.long),  # samples
-        "nvmlEventSetWait_v2",  # the wait for events
+        pytest.param("nvmlEventSetWait_v2", marks=pytest.mark.long),  # the wait for events
     ],
 )
 def test_a_library_that_hangs_is_told_and_keeps_no_process(

@@ -25,7 +25,7 @@ INSTANCES = f"mode {H100} 1 1 0 0\ninstance 0 {H100} 1 9 4 4 3 3 1\ninstance 1 {
 
 @pytest.fixture(scope="module")
 def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
-    with Lives(tmp_path_factory.mktemp("nvml")) as made:
+    with Lives(stub.shared(tmp_path_factory)) as made:
         yield made
 
 
@@ -170,6 +170,7 @@ def test_capability_nodes_are_written_with_type_and_numbers(machine: Machine) ->
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["nvml", "nvml=mig"])
 def test_numbers_are_not_kept_over_a_reboot(machine: Machine, backend: str) -> None:
     """The kernel may assign another major number, and the old one is then another driver's."""

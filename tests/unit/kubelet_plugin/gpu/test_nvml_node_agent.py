@@ -19,7 +19,7 @@ GPU = "gpu-0000-07-00-0"
 
 @pytest.fixture(scope="module")
 def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
-    with Lives(tmp_path_factory.mktemp("nvml")) as made:
+    with Lives(stub.shared(tmp_path_factory)) as made:
         yield made
 
 
@@ -131,6 +131,7 @@ def test_the_last_partition_takes_the_mode_with_it(lives: Lives, tmp_path: Path)
     assert state(tmp_path) == [f"mode {H100} 0 0 2 0"]
 
 
+@pytest.mark.long
 def test_a_time_slice_sets_the_compute_mode_and_back(lives: Lives, tmp_path: Path) -> None:
     tools = Tools(tmp_path / "bin")
     (made,) = live(lives, tmp_path, ["prepare", "one", GPU, "slicing"])

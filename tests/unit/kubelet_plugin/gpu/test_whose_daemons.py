@@ -14,12 +14,19 @@ from kubelet_plugin.gpu.mps import MpsDaemons
 from kubelet_plugin.gpu.setup import set_up
 
 
+class Real(Backend):
+    """Devices that exist; those of ``Backend`` say that they do not."""
+
+    simulated = False
+
+
 @pytest.mark.parametrize(
     ("backends", "kind"),
     [
         ([SimulatedBackend("t4x2", seed="n")], SimulatedDaemons),
         ([SimulatedBackend("t4x2", seed="n"), SimulatedBackend("t4x2", seed="m")], SimulatedDaemons),
-        ([SimulatedBackend("t4x2", seed="n"), Backend(())], MpsDaemons),
+        ([SimulatedBackend("t4x2", seed="n"), Backend(())], SimulatedDaemons),
+        ([SimulatedBackend("t4x2", seed="n"), Real(())], MpsDaemons),
         ([], MpsDaemons),
     ],
 )

@@ -307,11 +307,11 @@ def test_a_damaged_file_never_takes_the_place_of_the_one_before(tmp_path: Path) 
 class Agents:
     """Node agents of one machine, one after the other."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, library: Path) -> None:
         self.root = root
+        self.library = library
         self.config = root / "nvml.conf"
         self.gpu = stub.Gpu("H100-80", "00000000:07:00.0", 3, GPU, extra=["supported_events 0xFFFF"])
-        self.library = stub.build(root / "lib", stub.compiler())
         self.module = root / "sys/module/nvidia"
         self.module.mkdir(parents=True)
         self.boot("1")
@@ -402,8 +402,11 @@ def first(conditions: Callable[[], list[str] | None]) -> list[str]:
     return found
 
 
-def test_a_killed_agent_does_not_make_a_sick_gpu_look_healthy(tmp_path: Path) -> None:
-    agents = Agents(tmp_path)
+@pytest.mark.long
+def test_a_killed_agent_does_not_make_a_sick_gpu_look_healthy(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    agents = Agents(tmp_path, stub.shared(tmp_path_factory))
     with agents.running() as conditions:
         until(conditions, [])
         agents.machine("event 1 8 79")

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import nvml_stub_support as stub
+import pytest
 from paths import HARDWARE, SUPPORT
 
 SCRIPT = HARDWARE / "nvml_health_node.py"
@@ -17,8 +18,10 @@ PARTS = [f"{GPU}-mig-3g-40gb-4", f"{GPU}-mig-1g-10gb-0"]
 HEALTHY, UNHEALTHY = 1, 2
 
 
-def test_an_xid_reaches_the_claims_on_partitions_and_a_reload_ends_it(tmp_path: Path) -> None:
-    library = stub.build(tmp_path / "lib", stub.compiler())
+def test_an_xid_reaches_the_claims_on_partitions_and_a_reload_ends_it(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    library = stub.shared(tmp_path_factory)
     watched = ["compute 2", "supported_events 0xFFFF"]
     gpus = [
         stub.Gpu("H100-80", "00000000:07:00.0", 3, "GPU-a", extra=watched),

@@ -1,0 +1,1 @@
+"""What backends of third parties add to the node agent: effects on their devices, and metrics."""

@@ -1,0 +1,178 @@
+"""The SDK and its example: what a third party's driver may rely on, and what it gets of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from paths import PROJECT
+
+from dra_driver import sdk
+from dra_driver.api.own.kinds import decode_kind
+from dra_driver.api.own.partitions import partition_devices
+from dra_driver.cli import main
+from dra_driver.discovery import demo_spec, open_backend
+from dra_driver.discovery.core.control import ToolPaths, control_of
+from dra_driver.errors import ConfigurationError, PrepareError
+
+EXAMPLE = PROJECT / "docs" / "examples" / "acme-driver"
+CODE = (EXAMPLE / "acme_driver.py").read_text()
+PAGE = (PROJECT / "docs" / "sdk.md").read_text()
+
+
+@pytest.fixture(autouse=True)
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What pip would leave of the example's pyproject.toml."""
+    found = re.findall(
+        r"^\[project\.entry-points\.\"(.+)\"\]\n(\w+) = \"(.+)\"$",
+        (EXAMPLE / "pyproject.toml").read_text(),
+        re.M,
+    )
+    assert {group for group, _, _ in found} == {"dra_driver.backends", "dra_driver.parameters"}
+    info = tmp_path / "site/acme_driver-1.0.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-driver\nVersion: 1.0.0\n")
+    text = "".join(f"[{group}]\n{name} = {value}\n" for group, name, value in found)
+    (info / "entry_points.txt").write_text(text)
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+
+
+def acme_machine(root: Path) -> Path:
+    for i in range(2):
+        function = root / f"sys/devices/pci0000:3a/0000:3b:0{i}.0"
+        folder = root / f"sys/class/acme/npu{i}"
+        function.mkdir(parents=True)
+        folder.mkdir(parents=True)
+        (function / "numa_node").write_text("1\n")
+        (folder / "device").symlink_to(Path("../../../devices/pci0000:3a") / function.name)
+        bus = root / "sys/bus/pci/devices"
+        bus.mkdir(parents=True, exist_ok=True)
+        (bus / function.name).symlink_to(Path("../../../devices/pci0000:3a") / function.name)
+        facts = {"serial": f"S{i}", "model": "NPU-1", "memory_bytes": 2**34, "tops": 400}
+        for name, text in facts.items():
+            (folder / name).write_text(f"{text}\n")
+    return root
+
+
+def test_the_example_finds_its_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = acme_machine(tmp_path / "machine")
+    assert main.main(["devices", "--backend", "acme", "--sysfs-root", f"{root}/sys", "--output", "json"]) == 0
+    first, _ = json.loads(capsys.readouterr().out)["devices"]
+    assert first["name"] == "npu-0000-3b-00-0"
+    assert first["attributes"]["tops"] == {"int": 400}
+    assert first["attributes"]["resource.kubernetes.io/pcieRoot"] == {"string": "pci0000:3a"}
+    assert first["capacity"]["memory"] == {"value": "16Gi"}
+    assert main.main(["devices", "--backend", "acme=x", "--sysfs-root", f"{root}/sys"]) == 2
+    assert main.main(["devices", "--backend", "acme", "--sysfs-root", f"{tmp_path}/none"]) == 1
+
+
+def test_the_example_does_all_that_the_sdk_knows(tmp_path: Path) -> None:
+    roots = {"sysfs_root": tmp_path / "none", "dev_root": tmp_path / "none"}
+    backend = open_backend(demo_spec("acme", tmp_path), **roots, node_name="node1")
+    for protocol in (
+        sdk.ClaimPreparation, sdk.HealthSource, sdk.MetricsSource, sdk.PartitionMaker, sdk.Simulation,
+        sdk.TelemetrySource,
+    ):  # fmt: skip
+        assert isinstance(backend, protocol), protocol
+    npu = backend.discover()[0]
+    assert [p.name for p in partition_devices(npu.device)] == ["npu0-slice-half-0", "npu0-slice-half-1"]
+    # Its partitions are made by the engine that makes those of GPUs.
+    control = control_of(backend, ToolPaths())
+    assert control is not None
+    assert control.has(npu.uuid)
+    assert not control.has("other")
+    made = control.create_instance(npu.uuid, 1, 1, 1)
+    assert (made.start, made.uuid) == (1, f"{npu.uuid}-1")
+    assert control.create_instance(npu.uuid, 1, 1, 1) == made
+    assert list(control.instances(npu.uuid)) == [made]
+    control.destroy_instance(npu.uuid, made.instance_id)
+    control.destroy_instance(npu.uuid, made.instance_id)
+    assert list(control.instances(npu.uuid)) == []
+    with pytest.raises(PrepareError, match="has no time slices"):
+        control.set_time_slice(npu.uuid, "Long")
+    assert isinstance(backend, sdk.TelemetrySource)
+    assert [s.temperature for s in backend.sample()] == [41, 41]
+    assert isinstance(backend, sdk.MetricsSource)
+    assert {m.name for m in backend.metrics()} == {"retrained_links"}
+    assert isinstance(backend, sdk.HealthSource)
+    (tmp_path / "node1/class/acme/npu1/state").write_text("overheated\n")
+    (event,) = backend.wait_for_events(5)
+    assert (event.uuid, event.reason, event.severity) == ("node1-1", "NpuFault", "failed")
+    assert [d.device.health[0].reason for d in backend.discover() if d.device.health] == ["NpuFault"]
+
+
+def test_an_argument_for_demos_is_asked_for_where_none_is_given(tmp_path: Path) -> None:
+    assert demo_spec("acme", tmp_path) == f"acme={tmp_path}"
+    assert demo_spec("acme=/x", tmp_path) == "acme=/x"
+    assert demo_spec("nvml", tmp_path) == "nvml"
+    with pytest.raises(ConfigurationError, match="'nope' is unknown; allowed are"):
+        open_backend("nope", sysfs_root=tmp_path, dev_root=tmp_path, node_name="n")
+
+
+def test_the_example_uses_the_stable_part_alone() -> None:
+    imports = set(re.findall(r"^(?:from|import) (dra_driver[\w.]*|msgspec|kubelet_plugin[\w.]*)", CODE, re.M))
+    assert imports == {"dra_driver"}
+    assert "from dra_driver import sdk\n" in CODE
+    assert set(re.findall(r"sdk\.(\w+)", CODE)) <= set(sdk.__all__)
+
+
+def test_the_page_shows_what_the_example_does() -> None:
+    """Piece by piece, at whatever indentation and however the lines are broken."""
+
+    def flat(code: str) -> str:
+        return re.sub(r",(?=[)\]}])", "", re.sub(r"\s+", "", code))
+
+    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    assert len(blocks) >= 4
+    for block in blocks:
+        for part in re.split(r"^ *# …\n", block, flags=re.MULTILINE):
+            assert flat(part) in flat(CODE), part
+
+
+def test_the_stable_part_is_all_there() -> None:
+    for name in sdk.__all__:
+        assert hasattr(sdk, name)
+
+
+def test_own_facts_may_not_bend_the_schema() -> None:
+    notes: list[sdk.Problem] = []
+    device = sdk.describe_device(
+        "x", {"vendor": "acme"}, own={"tops": 4, "long": "x" * 80, "none": None}, note=notes
+    )
+    assert set(device.attributes) == {"vendor", "tops"}
+    assert [n.subject for n in notes] == ["long"]
+    with pytest.raises(KeyError, match="in the schema"):
+        sdk.describe_device("x", {}, own={"model": 7})
+    with pytest.raises(KeyError, match="not in the schema"):
+        sdk.partition_profile("x", 1, (0,), 1, {"tops": 4})
+
+
+class Checked(sdk.Parameters, frozen=True):
+    API_VERSION: ClassVar[str] = "acme.example/v1"
+
+    low: int = 0
+    high: int = 9
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise ValueError("low is above high")
+
+
+@pytest.mark.parametrize(
+    ("text", "finding"),
+    [
+        ('{"low": 3, "high": 2}', "Checked: low is above high"),
+        ('{"low": "3"}', "Checked: low: expected int, got str"),
+        ("[]", "expected an object"),
+        ("{", "not JSON"),
+        ("[" * 100_000, "at most 10240 are read"),
+    ],
+)
+def test_parameters_are_read_strictly(text: str, finding: str) -> None:
+    with pytest.raises(sdk.InvalidParameters) as caught:
+        decode_kind(Checked, text.encode())
+    assert finding in str(caught.value)
