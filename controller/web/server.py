@@ -8,6 +8,7 @@ import ipaddress
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib import resources
+from pathlib import PurePosixPath
 from typing import Final
 
 import msgspec
@@ -16,6 +17,7 @@ from aiohttp import web
 from aiohttp.typedefs import Middleware
 
 from controller.web.feed import MOST_READERS, CurrentFeed, TooManyReaders
+from controller.web.objects import KINDS
 from dra_driver import serving
 from dra_driver.api.meta import ObjectKey
 from dra_driver.serving import Authorizer, Limits, Recent, protected
@@ -24,27 +26,31 @@ __all__ = ["serve"]
 
 log = structlog.get_logger(__name__)
 
-_FILES: Final = {
-    "/": ("index.html", "text/html"),
-    "/fleet.js": ("fleet.js", "text/javascript"),
-    "/plans.js": ("plans.js", "text/javascript"),
-    "/fleet.css": ("fleet.css", "text/css"),
-}
+_TYPES: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 # Names of claims and pods come from users: even if one got into the page as markup, nothing would run.
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
 
+# For which the labels of nodes are told again: to count them takes a look at every node.
+LABEL_SECONDS: Final = 10.0
 # Of the readers that stay, there are places for others beside them.
 LIMITS: Final = Limits(connections=MOST_READERS + 32, silent=128)
 # What names claims and pods; all else is the same for everybody.
-_PROTECTED: Final = frozenset({"/fleet", "/fleet/events", "/fleet/plan"})
+_PROTECTED: Final = frozenset(
+    {"/fleet", "/fleet/events", "/fleet/labels", "/fleet/object", "/fleet/plan", "/fleet/trend"}
+)
 # Of a namespace, and of a pod (RFC 1123).
 _POD: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?/[a-z0-9](?:[-.a-z0-9]{0,251}[a-z0-9])?")
+
+# Of what has a page: names of drivers, pools, devices, namespaces, claims, pods and nodes.
+_NAME: Final = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._/]{0,767}")
+_LABEL: Final = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._/]{0,316}")
 
 Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -74,24 +80,38 @@ async def serve(
     async def encode() -> bytes:
         return msgspec.json.encode(await current.feed.whole()) if current.feed is not None else b""
 
-    fleet = Recent(encode)
+    async def encode_labels() -> bytes:
+        return msgspec.json.encode(await current.feed.labels()) if current.feed is not None else b""
+
+    fleet, labels = Recent(encode), Recent(encode_labels, LABEL_SECONDS)
 
     async def get_fleet(_: web.Request) -> web.StreamResponse:
-        if current.feed is None or not (body := await fleet.get()):
-            return web.json_response({"error": _standby(current)}, status=503)
-        return web.Response(body=body, content_type="application/json")
+        return _answer(current, await fleet.get())
+
+    async def get_labels(request: web.Request) -> web.StreamResponse:
+        return await _labels(request, current, labels)
+
+    async def get_object(request: web.Request) -> web.StreamResponse:
+        return _object(request, current)
 
     async def get_plan(request: web.Request) -> web.StreamResponse:
         return await _plan(request, current)
 
+    async def get_trend(_: web.Request) -> web.StreamResponse:
+        feed = current.feed
+        return _answer(current, msgspec.json.encode(feed.trend()) if feed is not None else b"")
+
     def make_app(opened: serving.Port) -> web.Application:
         check = protected(None if local else authorizer, _PROTECTED)
         app = web.Application(middlewares=[opened.middleware, _guard(local=local), check])
-        for path, (name, content_type) in _FILES.items():
-            app.router.add_get(path, _file(name, content_type))
+        for path, handle in _files().items():
+            app.router.add_get(path, handle)
         app.router.add_get("/fleet", get_fleet)
         app.router.add_get("/fleet/events", get_events)
+        app.router.add_get("/fleet/labels", get_labels)
+        app.router.add_get("/fleet/object", get_object)
         app.router.add_get("/fleet/plan", get_plan)
+        app.router.add_get("/fleet/trend", get_trend)
         return app
 
     async with serving.serve(
@@ -101,9 +121,18 @@ async def serve(
         yield opened.address
 
 
-def _file(name: str, content_type: str) -> Handle:
-    body = resources.files(__package__).joinpath("static", name).read_bytes()
+def _files() -> dict[str, Handle]:
+    """Return what serves the files of the page: nothing else of the machine can be asked for."""
+    found: dict[str, Handle] = {}
+    for file in resources.files(__package__).joinpath("static").iterdir():
+        content_type = _TYPES.get(PurePosixPath(file.name).suffix)
+        if content_type is not None:
+            path = "/" if file.name == "index.html" else f"/{file.name}"
+            found[path] = _file(file.read_bytes(), content_type)
+    return found
 
+
+def _file(body: bytes, content_type: str) -> Handle:
     async def handle(_: web.Request) -> web.StreamResponse:
         return web.Response(body=body, content_type=content_type, charset="utf-8")
 
@@ -139,9 +168,38 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def _standby(current: CurrentFeed) -> str:
-    # What is behind the "_" differs from start to start (``identity_of``).
-    return f"this replica stands by: {current.leader().rpartition('_')[0] or 'another one'} leads"
+def _answer(current: CurrentFeed, body: bytes) -> web.StreamResponse:
+    """Return an answer about the fleet; without a body, that this replica knows nothing of it yet."""
+    if not body:
+        return web.json_response({"error": current.standby()}, status=503)
+    return web.Response(body=body, content_type="application/json")
+
+
+async def _labels(request: web.Request, current: CurrentFeed, labels: Recent) -> web.StreamResponse:
+    keys = request.query.getall("key", [])
+    if len(keys) != len(request.query) or len(keys) > 1 or not all(map(_LABEL.fullmatch, keys)):
+        return web.json_response({"error": "ask for one label: /fleet/labels?key=LABEL"}, status=400)
+    feed = current.feed
+    if feed is None:
+        return _answer(current, b"")
+    if not keys:
+        return _answer(current, await labels.get())
+    return _answer(current, msgspec.json.encode(feed.label(keys[0])))
+
+
+def _object(request: web.Request, current: CurrentFeed) -> web.StreamResponse:
+    asked = [(kind, name) for kind, name in request.query.items() if kind in KINDS and _NAME.fullmatch(name)]
+    if len(asked) != 1 or len(request.query) != 1:
+        text = f"ask for one of {', '.join(KINDS)}: /fleet/object?pod=NAMESPACE/NAME"
+        return web.json_response({"error": text}, status=400)
+    feed = current.feed
+    if feed is None or feed.objects is None:
+        return _answer(current, b"")
+    page = feed.objects.describe(*asked[0])
+    if page is None:
+        kind, name = asked[0]
+        return web.json_response({"error": f"nothing is known about {kind} {name}"}, status=404)
+    return _answer(current, msgspec.json.encode(page))
 
 
 async def _plan(request: web.Request, current: CurrentFeed) -> web.StreamResponse:
@@ -150,7 +208,7 @@ async def _plan(request: web.Request, current: CurrentFeed) -> web.StreamRespons
         text = "ask for one pod that waits: /fleet/plan?pod=NAMESPACE/NAME"
         return web.json_response({"error": text}, status=400)
     if current.plans is None:
-        return web.json_response({"error": _standby(current)}, status=503)
+        return web.json_response({"error": current.standby()}, status=503)
     namespace, _, name = names[0].partition("/")
     reply = await current.plans.get(ObjectKey(namespace, name))
     headers = {"Retry-After": str(reply.retry_after)} if reply.retry_after else {}
@@ -164,7 +222,7 @@ async def _events(request: web.Request, current: CurrentFeed, stopping: asyncio.
     await response.prepare(request)
     feed = current.feed
     if feed is None:
-        told = msgspec.json.encode({"text": _standby(current)})
+        told = msgspec.json.encode({"text": current.standby()})
         await response.write(b"event: standby\ndata: " + told + b"\n\n")
         return response
     try:

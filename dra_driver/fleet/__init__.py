@@ -1,14 +1,24 @@
 """The fleet as people see it: devices with their states and holders, and the claims that wait.
 
 ``Fleet`` keeps it up to date from API objects, a pool at a time; ``dra-driver status`` fills one once, the
-controller's page keeps one current. ``count_shapes`` says how often requests still fit. Pure: no I/O, no
-clock.
+controller's page keeps one current. ``count_shapes`` says how often requests still fit. ``Observer``
+writes what changes into a bounded ``History``. Pure: no I/O, no clock.
 """
 
 from __future__ import annotations
 
 from dra_driver.fleet.fleet import Fleet
 from dra_driver.fleet.fragmentation import ShapeCount, count_shapes
+from dra_driver.fleet.history import FleetSample, History, HistoryEntry, Subject, Trend
+from dra_driver.fleet.lending import (
+    LENDING_HELP,
+    MOST_NAMED_NAMESPACES,
+    LendingShown,
+    LentToPod,
+    lending_data,
+    shown_lending,
+)
+from dra_driver.fleet.observing import Observer, device_subject, node_trouble
 from dra_driver.fleet.preempting import (
     CLOSED,
     MOST_PREEMPTED,
@@ -22,7 +32,7 @@ from dra_driver.fleet.preempting import (
     shown_preemption,
 )
 from dra_driver.fleet.request_shapes import RequestShape, parse_shapes
-from dra_driver.fleet.views import STATES, DeviceView, Holder, PoolView, holders_of, pool_view
+from dra_driver.fleet.views import SEVERITIES, STATES, DeviceView, Holder, PoolView, holders_of, pool_view
 from dra_driver.fleet.waiting import (
     REFUSALS,
     WaitingClaim,
@@ -33,29 +43,44 @@ from dra_driver.fleet.waiting import (
 
 __all__ = [
     "CLOSED",
+    "LENDING_HELP",
+    "MOST_NAMED_NAMESPACES",
     "MOST_PREEMPTED",
     "NOT_PREEMPTING",
     "OPEN",
     "REFUSALS",
+    "SEVERITIES",
     "STATES",
     "WOULD_PREEMPT",
     "DeviceView",
     "Fleet",
+    "FleetSample",
+    "History",
+    "HistoryEntry",
     "Holder",
+    "LendingShown",
+    "LentToPod",
+    "Observer",
     "PoolView",
     "PreemptionRecord",
     "PreemptionRow",
     "PreemptionShown",
     "RequestShape",
     "ShapeCount",
+    "Subject",
+    "Trend",
     "WaitingClaim",
     "count_shapes",
+    "device_subject",
     "holders_of",
     "latest_reasons",
+    "lending_data",
+    "node_trouble",
     "parse_shapes",
     "pool_view",
     "preemptions_of",
     "set_aside_condition",
+    "shown_lending",
     "shown_preemption",
     "waiting_condition",
 ]

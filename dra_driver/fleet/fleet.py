@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey
-from dra_driver.api.own.inventory import DeviceInventory
-from dra_driver.api.resource import ResourceClaim, ResourceSlice
+from dra_driver.api.own.inventory import DeviceInventory, InventoryDevice
+from dra_driver.api.resource import Device, ResourceClaim, ResourceSlice
 from dra_driver.fleet.views import Holder, PoolView, holders_of, pool_view
 from dra_driver.fleet.waiting import WaitingClaim
-from dra_driver.ownership import PoolID, pool_of_inventory, pool_of_slice
+from dra_driver.ownership import PoolID, newest_generation, pool_of_inventory, pool_of_slice
 from dra_driver.resourceclaim import for_scheduler, foreign_gates, held_by, pod_claims
 
 __all__ = ["Fleet"]
@@ -158,10 +159,15 @@ class Fleet:
 
         Args:
             reason_of: returns why a claim is not allocated; an empty text if that is not known.
-            limit: most claims to return; if None, all are returned.
+            limit: most claims to return: those of the highest priority, and of these the oldest; if None,
+                all are returned.
         """
+        keys: Iterable[ObjectKey] = self._unallocated
+        if limit is not None:
+            keys = heapq.nsmallest(limit, keys, key=self._urgency)
         found = []
-        for key in sorted(self._unallocated)[:limit]:
+        for key in sorted(keys):
+            priority, since, _ = self._urgency(key)
             users = self._users.get(key, {})
             reason = held_by(users.values()) or reason_of(self._unallocated[key], users.values())
             other = for_scheduler(users.values())
@@ -169,10 +175,31 @@ class Fleet:
                 reason = f"{other}: {reason or _NOT_SERVED}"
             elif not reason:
                 reason = "not looked at yet" if users else "no pod uses it"
-            found.append(WaitingClaim(str(key), tuple(sorted(pod.name for pod in users)), reason))
+            pods = tuple(sorted(pod.name for pod in users))
+            found.append(WaitingClaim(str(key), pods, reason, since, -priority))
         return found, len(self._unallocated)
 
+    def device(self, key: PoolID, name: str) -> tuple[Device | None, InventoryDevice | None]:
+        """Return a device as it is published, by the pool's newest generation, and as its node found it."""
+        slices = newest_generation(self._slices.get(key, {}).values())
+        published = next((d for s in slices for d in s.spec.devices if d.name == name), None)
+        inventory = self._inventories.get(key)
+        of_node = inventory.spec.devices if inventory is not None else ()
+        return published, next((d for d in of_node if d.name == name), None)
+
+    def users(self, claim: ObjectKey) -> list[ObjectKey]:
+        """Return the pods that use a claim, in order."""
+        return sorted(self._users.get(claim, {}))
+
     # --- inside ---------------------------------------------------------------------------------------------
+
+    def _urgency(self, claim: ObjectKey) -> tuple[int, str, ObjectKey]:
+        """Return what sorts the most urgent claims first: priority, downwards, and since when it waits."""
+        users = self._users.get(claim, {}).values()
+        times = [p.metadata.creation_timestamp for p in users] or [
+            self._unallocated[claim].metadata.creation_timestamp
+        ]
+        return -max((p.spec.priority for p in users), default=0), min(t or "" for t in times), claim
 
     def _touch(self, pool: PoolID) -> None:
         self._views.pop(pool, None)

@@ -217,7 +217,7 @@ def _problems(spec: ResourceClaimSpec) -> list[str]:
                 found.append(f"request {request.name}: admin access takes no devices")
             for selector in part.selectors:
                 expression = selector.cel.expression if selector.cel is not None else ""
-                wrong = cel.validate_selector(expression)
+                wrong = cel.validate_selector(expression, environment=cel.NEW_WITH_LISTS)
                 found += [f"request {request.name}: selector: {finding.message}" for finding in wrong]
             if part.count < 0:
                 found.append(f"request {request.name}: count {part.count}: must be at least 1")

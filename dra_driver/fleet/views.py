@@ -15,11 +15,13 @@ from dra_driver.ownership import PoolID, newest_generation
 from dra_driver.resourceclaim import consumer_names
 from dra_driver.resourceslice import HEALTH_TAINT
 
-__all__ = ["STATES", "DeviceView", "Holder", "PoolView", "holders_of", "pool_view"]
+__all__ = ["SEVERITIES", "STATES", "DeviceView", "Holder", "PoolView", "holders_of", "pool_view"]
 
 STATES: Final = ("unhealthy", "shared", "allocated", "blocked", "free")
 """States of devices; a device is in the first one that applies. It is ``blocked`` if too little of its GPU is
 left for it, because other partitions of the GPU, or the whole of it, are allocated."""
+SEVERITIES: Final = ("info", "degraded", "failed")
+"""Severities of what is wrong with a device, the worst last."""
 
 
 class Holder(msgspec.Struct, frozen=True, rename="camel"):
@@ -51,6 +53,9 @@ class DeviceView(msgspec.Struct, frozen=True, rename="camel"):
         memory: capacity ``memory`` as a quantity; empty if it is not known.
         state: one of ``STATES``.
         problems: what is wrong with it, for people.
+        severity: the worst of its conditions (``info``, ``degraded``, ``failed``); ``tainted`` where only a
+            taint says that it is not healthy; empty if nothing is known to be wrong.
+        activity: ``busy`` or ``idle``, by what runs on it; empty if its node does not report it.
     """
 
     name: str
@@ -60,6 +65,8 @@ class DeviceView(msgspec.Struct, frozen=True, rename="camel"):
     state: str
     holders: tuple[Holder, ...] = ()
     problems: tuple[str, ...] = ()
+    severity: str = ""
+    activity: str = ""
 
 
 class PoolView(msgspec.Struct, frozen=True, rename="camel"):
@@ -121,6 +128,7 @@ def pool_view(
     devices = [d for s in found for d in s.spec.devices]
     left = _left(found, devices, holders)
     health = {d.name: d.health for d in inventory.spec.devices} if inventory is not None else {}
+    activity = _activity(inventory)
     views = []
     for d in devices:
         mine = tuple(sorted(holders.get(d.name, ()), key=lambda h: (h.claim, h.request)))
@@ -136,6 +144,8 @@ def pool_view(
                 state=_state(d, mine, left),
                 holders=mine,
                 problems=(*said, *taints),
+                severity=_severity([h.severity for h in health.get(d.name, ())], tainted=bool(taints)),
+                activity=activity.get(d.name, ""),
             )
         )
     return PoolView(key.driver, key.pool, node, tuple(views), _notes(inventory))
@@ -172,6 +182,18 @@ def _state(device: Device, holders: Sequence[Holder], left: Mapping[tuple[str, s
         for name, counter in consumed.counters.items()
     )
     return "blocked" if short else "free"
+
+
+def _activity(inventory: DeviceInventory | None) -> dict[str, str]:
+    if inventory is None:
+        return {}
+    activity = inventory.status.activity
+    return dict.fromkeys(activity.idle, "idle") | dict.fromkeys(activity.busy, "busy")
+
+
+def _severity(severities: Sequence[str], *, tainted: bool) -> str:
+    worst = next((s for s in reversed(SEVERITIES) if s in severities), "")
+    return worst or ("tainted" if tainted else "")
 
 
 def _text(attribute: DeviceAttribute | None) -> str:

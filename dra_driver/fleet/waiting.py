@@ -23,11 +23,15 @@ class WaitingClaim(msgspec.Struct, frozen=True, rename="camel", order=True):
         claim: ``namespace/name``.
         pods: names of the pods that use it.
         reason: why it is not allocated, for people.
+        since: since when its oldest pod is there, or the claim itself where no pod uses it; RFC 3339.
+        priority: the highest one of its pods; 0 where there are none.
     """
 
     claim: str
     pods: tuple[str, ...]
     reason: str
+    since: str = ""
+    priority: int = 0
 
 
 def waiting_condition(pod: Pod) -> Mapping[str, str | int | None] | None:

@@ -1,334 +1,304 @@
-"use strict";
-// Draws what /fleet/events tells. Text gets into the page as text only (textContent), never as markup.
+// The fleet at a glance: sums with their trend, the heat map with its layers, models.
+import { make, many, nest, number, percent, put, say, svg } from "./dom.js";
+import { autoSize, groupNodes, HeatMap } from "./heatmap.js";
+import { LAYERS, readColors, swatch, view } from "./layers.js";
+import { sentence } from "./lists.js";
+import { address, change } from "./route.js";
+import { compareNames, deviceFilter, STATES } from "./store.js";
+import { ask } from "./stream.js";
+import { told } from "./table.js";
 
-const STATES = ["unhealthy", "shared", "allocated", "blocked", "free"];
-const GLYPH = { unhealthy: "!", shared: "½", allocated: "●", blocked: "–", free: "" };
-const pools = new Map();          // "driver pool" → pool
-const nodes = new Map();          // node → Map of its pools
-const elements = new Map();       // node → element
-const shown = new Set(STATES);    // states that are not dimmed
-const dirty = new Set();          // nodes to draw again
-const rows = new Map();           // waiting claim → its lines in the table
-let asked = "", planNumber = 0;   // a pod that is asked about by its name; for identifiers
-let waiting = [], waitingTotal = 0, nodeCount = 0, chosen = null, frame = 0, needle = "";
+const LABELS_AGAIN = 60000;
+const TREND_AGAIN = 60000;
+// Labels by which fleets are looked at, the likeliest first.
+const USUAL = [/rack/i, /(^|[./-])(block|row|pod|unit|domain|clique|fabric)s?$/i, /topology\.kubernetes\.io\/zone$/,
+  /zone$/i, /instance-type$/, /region$/i];
 
-const $ = (id) => document.getElementById(id);
-
-function make(tag, text, attributes) {
-  const element = document.createElement(tag);
-  if (text !== undefined) element.textContent = text;
-  for (const [name, value] of Object.entries(attributes || {})) element.setAttribute(name, value);
-  return element;
+function spark(values, title) {
+  if (values.length < 2) return null;
+  // A small change of a large number stays small: the picture spans a fifth of the number at least.
+  const high = Math.max(...values), low = Math.min(...values);
+  const span = Math.max(1, high - low, high / 5), base = (high + low - span) / 2;
+  const points = values.map((v, i) => `${(100 * i) / (values.length - 1)},${21 - (18 * (v - base)) / span}`).join(" ");
+  return svg("svg", { viewBox: "0 0 100 24", preserveAspectRatio: "none", class: "spark", role: "img", "aria-label": title },
+    svg("polyline", { points: `0,24 ${points} 100,24`, class: "area" }), svg("polyline", { points, class: "line" }));
 }
 
-// --- state ---------------------------------------------------------------------------------------------------
+// A bucket in the address. "~" stands for the one without a name.
+const token = (key) => encodeURIComponent(key) || "~";
 
-function forget() {
-  for (const node of nodes.keys()) dirty.add(node);
-  pools.clear();
-  nodes.clear();
+function option(select, value, text) {
+  select.append(make("option", text, { value }));
 }
 
-function removePool(key) {
-  const old = pools.get(key);
-  if (!old) return;
-  pools.delete(key);
-  const mine = nodes.get(old.node);
-  mine.delete(key);
-  if (!mine.size) nodes.delete(old.node);
-  dirty.add(old.node);
-}
-
-function putPool(pool) {
-  const key = pool.driver + " " + pool.pool;
-  removePool(key);
-  pools.set(key, pool);
-  if (!nodes.has(pool.node)) nodes.set(pool.node, new Map());
-  nodes.get(pool.node).set(key, pool);
-  dirty.add(pool.node);
-}
-
-function apply(change) {
-  if (change.first) forget();
-  for (const pool of change.pools) putPool(pool);
-  for (const [driver, pool] of change.gone) removePool(driver + " " + pool);
-  if (change.waiting) {
-    waiting = change.waiting;
-    waitingTotal = change.waitingTotal;
-    nodeCount = change.nodes;
+export class Fleet {
+  constructor(store) {
+    this.store = store;
+    this.title = "Fleet";
+    this.keys = [];
+    this.labels = null;           // the value of the chosen label on each node
+    this.trend = [];
+    this.params = {};
+    this.colors = readColors();
+    this.map = new HeatMap({
+      open: (kind, name) => { location.hash = address(kind, name, {}); },
+      describe: (node) => (this.labelOf(node.name) ? `${this.labelOf(node.name)}, ` : "") + sentence(node, store),
+    });
+    this.cards = make("div", undefined, { class: "kpis" });
+    this.legend = make("div", undefined, { class: "legend", role: "group", "aria-label": "Legend: show only these devices" });
+    this.controls = this.makeControls();
+    this.models = nest("section", { class: "card models", "aria-labelledby": "models-title" }, make("h2", "Models", { id: "models-title" }));
+    this.empty = make("p", "", { class: "state", hidden: true });
+    this.mapTitle = make("h2", "Heat map of nodes");
+    this.root = nest("div", {},
+      make("h1", "Fleet", { tabindex: "-1", class: "hidden" }), this.cards,
+      nest("section", { class: "card map-card", "aria-label": "Heat map" },
+        nest("div", { class: "map-top" }, this.mapTitle, this.controls), this.legend, this.empty, this.map.root,
+        nest("p", { class: "muted" }, "The same as a table: ", make("a", "all nodes", { href: "#/nodes" }), ", ",
+          make("a", "all devices", { href: "#/devices" }), ".")),
+      this.models);
   }
-  if (change.complete || dirty.size > 500) draw();
-}
 
-// --- drawing -------------------------------------------------------------------------------------------------
+  makeControls() {
+    const select = (id, title, set) => {
+      const element = make("select", undefined, { id });
+      element.addEventListener("change", () => set(element.value));
+      return [nest("label", { class: "field" }, make("span", title), element), element];
+    };
+    const [layer, layers] = select("layer", "Colour by", (value) => change({ layer: value, only: "" }));
+    for (const [id, { title }] of Object.entries(LAYERS)) option(layers, id, title);
+    const [group, groups] = select("group", "Group by", (value) => change({ group: value }));
+    const [size, sizes] = select("size", "Size", (value) => change({ size: value }));
+    for (const [id, title] of [["", "Automatic"], ["s", "Small"], ["m", "Medium"], ["l", "With names"]]) option(sizes, id, title);
+    Object.assign(this, { layers, groups, sizes });
+    return nest("div", { class: "controls" }, layer, group, size);
+  }
 
-function draw() {
-  if (!frame) frame = requestAnimationFrame(() => { frame = 0; drawNow(); });
-}
+  start() {
+    this.map.start();
+    this.loadLabels();
+    this.loadTrend();
+    this.timers = [setInterval(() => this.loadLabels(), LABELS_AGAIN), setInterval(() => this.loadTrend(), TREND_AGAIN)];
+  }
 
-function drawNow() {
-  const order = dirty.size ? [...nodes.keys()].sort() : null;
-  for (const node of dirty) drawNode(node);
-  dirty.clear();
-  if (order) {
-    const parent = $("nodes");
-    let next = parent.firstElementChild;
-    for (const node of order) {
-      const element = elements.get(node);
-      if (element === next) next = next.nextElementSibling;
-      else parent.insertBefore(element, next);
+  stop() {
+    this.timers.forEach(clearInterval);
+    this.map.stop();
+    this.stopped = true;
+  }
+
+  labelOf(node) {
+    return (this.labels && this.labels[node]) || "";
+  }
+
+  /** The label to group by: the one in the address, or a usual one that makes a sensible number of groups. */
+  group() {
+    const { group } = this.params;
+    if (group === "none" || group === "model") return group;
+    if (group) return group;
+    const nodes = this.store.nodes.size;
+    const fits = (k) => k.values > 1 && k.values <= Math.max(2, nodes / 2) && k.nodes >= nodes / 2;
+    for (const pattern of USUAL) {
+      const found = this.keys.find((k) => pattern.test(k.key) && fits(k));
+      if (found) return found.key;
     }
+    return "none";
   }
-  drawSummary();
-  drawWaiting();
-  drawDetail();
-}
 
-function matches(node, device) {
-  if (!shown.has(device.state)) return false;
-  if (!needle) return true;
-  const words = [node, device.name, device.model, device.type];
-  for (const holder of device.holders) words.push(holder.claim, ...holder.pods);
-  return words.some((word) => word.toLowerCase().includes(needle));
-}
-
-function drawNode(node) {
-  const mine = nodes.get(node);
-  let element = elements.get(node);
-  if (!mine) {
-    if (element) element.remove();
-    elements.delete(node);
-    return;
+  async loadLabels() {
+    try {
+      this.keys = await ask("fleet/labels");
+      const group = this.group();
+      this.labels = group === "none" || group === "model" ? null : await ask(`fleet/labels?key=${encodeURIComponent(group)}`);
+      this.labelled = group;
+    } catch {
+      return;                     // asked again; what is known stays
+    }
+    if (!this.stopped) this.update(null);
   }
-  if (!element) {
-    element = make("article", undefined, { class: "node", "data-node": node });
-    elements.set(node, element);
-  }
-  element.replaceChildren(make("h3", node));
-  const devices = make("div", undefined, { class: "devices" });
-  element.append(devices);
-  for (const [key, pool] of [...mine].sort()) {
-    for (const device of pool.devices) devices.append(cell(key, node, device));
-    for (const note of pool.notes) element.append(make("p", note, { class: "note" }));
-  }
-}
 
-function cell(key, node, device) {
-  const label = `${device.name}, ${device.model}, ${device.memory || "memory unknown"}: ${device.state}`;
-  const button = make("button", GLYPH[device.state], {
-    type: "button", class: `device ${device.state}`, title: label, "aria-label": label,
-    "data-pool": key, "data-device": device.name, "data-state": device.state,
-  });
-  if (!matches(node, device)) button.classList.add("dim");
-  if (chosen && chosen.key === key && chosen.device === device.name) button.setAttribute("aria-current", "true");
-  return button;
-}
+  async loadTrend() {
+    try {
+      this.trend = await ask("fleet/trend");
+    } catch {
+      return;
+    }
+    if (!this.stopped) this.drawCards();
+  }
 
-function drawSummary() {
-  const sums = Object.fromEntries(STATES.map((state) => [state, 0]));
-  const models = new Map();
-  let total = 0;
-  for (const pool of pools.values()) {
-    for (const device of pool.devices) {
+  route(params) {
+    const before = this.params;
+    this.params = params;
+    if (before.group !== params.group) this.loadLabels();
+    this.update(null);
+  }
+
+  recolored() {
+    this.colors = readColors();
+    this.update(null);
+  }
+
+  changed() {
+    this.update(this.store.takeDirty());
+  }
+
+  /** What the legend narrows the map to; null: it shows everything. */
+  only() {
+    return this.params.only === undefined ? null : new Set(this.params.only.split(","));
+  }
+
+  matches(layer) {
+    const filter = deviceFilter(this.params.q || "", (node) => this.labelOf(node));
+    const only = this.only();
+    if (!filter && !only) return null;
+    const shown = layer.buckets.map((bucket) => !only || only.has(token(bucket.key)));
+    return (device) => shown[layer.of(device)] && (!filter || filter(device));
+  }
+
+  update(dirty) {
+    if (!this.root.isConnected) return;
+    const layer = view(this.params.layer, this.store);
+    const matches = this.matches(layer);
+    const nodes = this.store.ordered();
+    const size = this.params.size in { s: 1, m: 1, l: 1 } ? this.params.size : autoSize(nodes.length);
+    const shape = JSON.stringify([size, this.group(), this.labelled, nodes.length, this.params.q && "q"]);
+    const paint = { layer, colors: this.colors, matches };
+    if (dirty === null || shape !== this.shape) this.map.show({ ...paint, groups: this.grouped(nodes), size });
+    else this.map.refresh(paint, this.counts === JSON.stringify(layer.buckets.map((b) => b.key)) ? dirty : null);
+    this.shape = shape;
+    this.counts = JSON.stringify(layer.buckets.map((b) => b.key));
+    this.drawControls();
+    this.drawLegend(layer);
+    this.drawCards();
+    this.drawModels();
+    this.empty.hidden = nodes.length > 0;
+    this.map.root.hidden = nodes.length === 0;
+    put(this.empty, this.store.complete ? "No devices are published. The node agents may not run yet, or found none." : "Loading …");
+    if (matches) this.sayMatches(matches);
+  }
+
+  sayMatches(matches) {
+    let shown = 0, total = 0;
+    for (const device of this.store.devices()) {
+      total += 1;
+      shown += matches(device) ? 1 : 0;
+    }
+    put(this.mapTitle, `Heat map: ${told(shown, total, "devices match")}`);
+    say(told(shown, total, "devices match"));
+  }
+
+  grouped(nodes) {
+    put(this.mapTitle, "Heat map of nodes");
+    if (!nodes.length) return [];
+    const group = this.group();
+    if (group === "none") return groupNodes(nodes, null, "");
+    if (group === "model") return groupNodes(nodes, (n) => [...new Set(n.devices.map((d) => d.model))].sort(compareNames).join(", "), "no model");
+    return groupNodes(nodes, (n) => this.labelOf(n.name), `without ${group}`);
+  }
+
+  drawControls() {
+    this.layers.value = this.params.layer in LAYERS ? this.params.layer : "state";
+    this.sizes.value = this.params.size || "";
+    const group = this.group();
+    const keys = this.keys.filter((k) => k.values > 1 && k.nodes > 1).map((k) => [k.key, `${k.key} (${k.values})`]);
+    const options = [["none", "Nothing"], ["model", "Model"], ...keys];
+    if (!options.some(([key]) => key === group)) options.push([group, group]);
+    const told = JSON.stringify(options);
+    if (told !== this.options) {
+      this.options = told;
+      this.groups.replaceChildren();
+      for (const [key, text] of options) option(this.groups, key, text);
+    }
+    this.groups.value = group;
+  }
+
+  drawLegend(layer) {
+    const only = this.only();
+    const shown = layer.buckets.filter((b) => b.count || layer.id === "state");
+    const told = JSON.stringify([layer.id, shown.map((b) => b.key), this.colors]);
+    if (told !== this.legendTold) {
+      this.legendTold = told;
+      this.legend.replaceChildren(...shown.map((bucket) => {
+        const button = nest("button", { type: "button", "data-bucket": bucket.key },
+          swatch(bucket, this.colors, 16), make("span", bucket.label, { class: "label" }), make("span", "", { class: "n" }));
+        button.addEventListener("click", () => this.toggle(token(bucket.key)));
+        return button;
+      }));
+    }
+    shown.forEach((bucket, k) => {
+      const button = this.legend.children[k];
+      put(button.lastElementChild, number(bucket.count));
+      button.setAttribute("aria-pressed", String(!only || only.has(token(bucket.key))));
+      button.classList.toggle("off", Boolean(only) && !only.has(token(bucket.key)));
+    });
+  }
+
+  /** Show this one alone; with a second one both; with the last one gone all. */
+  toggle(bucket) {
+    const only = this.only() || new Set();
+    if (!only.delete(bucket)) only.add(bucket);
+    change({ only: [...only].sort().join(",") });
+  }
+
+  drawCards() {
+    const sums = Object.fromEntries(STATES.map((state) => [state, 0]));
+    let total = 0, busy = 0, reported = 0;
+    for (const device of this.store.devices()) {
       total += 1;
       sums[device.state] += 1;
-      const key = device.model + "\u0000" + device.type;
-      if (!models.has(key)) models.set(key, { model: device.model, type: device.type, total: 0, states: {} });
+      if (device.activity) reported += 1;
+      if (device.activity === "busy") busy += 1;
+    }
+    const used = sums.allocated + sums.shared;
+    const history = (of) => this.trend.map(of);
+    const [sick, shared, allocated] = [0, 1, 2].map((i) => (s) => s.states[i]);
+    const cards = [
+      ["Devices", number(total), `on ${number(this.store.nodes.size)} of ${many(this.store.nodeCount, "node")}`, "#/devices", history((s) => s.states.reduce((a, b) => a + b, 0))],
+      ["Allocated", percent(used, total), `${number(used)} devices, ${number(sums.free)} free`, address("devices", "", { q: "state:allocated" }), history((s) => shared(s) + allocated(s))],
+      ["Busy", reported ? percent(busy, reported) : "–", reported ? `${number(busy)} of ${number(reported)} that report it` : "not reported by nodes", address("fleet", "", { layer: "activity" }), history((s) => s.busy)],
+      ["Unhealthy", number(sums.unhealthy), this.store.troubles.size ? `${many(this.store.troubles.size, "node takes", "nodes take")} no pods` : "all nodes take pods", address("devices", "", { q: "state:unhealthy" }), history(sick)],
+      ["Waiting", number(this.store.waitingTotal), this.store.waitingTotal === 1 ? "claim" : "claims", "#/waiting", history((s) => s.waiting)],
+    ];
+    const told = JSON.stringify(cards);
+    if (told === this.cardsTold) return;
+    this.cardsTold = told;
+    const focused = this.cards.contains(document.activeElement) ? [...this.cards.children].indexOf(document.activeElement) : -1;
+    this.cards.replaceChildren(...cards.map(([title, value, text, href, values]) => nest("a", {
+      class: `kpi${title === "Unhealthy" && sums.unhealthy ? " bad" : ""}`, href,
+    }, make("span", title, { class: "kpi-title" }), make("span", this.store.at ? value : "…", { class: "kpi-value" }),
+    make("span", this.store.at ? text : "", { class: "kpi-text" }), spark(values, `${title}: the last ${many(values.length, "minute")}`))));
+    if (focused >= 0) this.cards.children[focused].focus();
+  }
+
+  drawModels() {
+    const models = new Map();
+    for (const device of this.store.devices()) {
+      const key = `${device.model}\u0000${device.type}`;
+      if (!models.has(key)) models.set(key, { model: device.model, type: device.type, total: 0 });
       const row = models.get(key);
       row.total += 1;
-      row.states[device.state] = (row.states[device.state] || 0) + 1;
+      row[device.state] = (row[device.state] || 0) + 1;
     }
-  }
-  $("totals").textContent = `${total} devices on ${nodes.size} of ${nodeCount} nodes, ${waitingTotal} claims wait`;
-  $("empty").hidden = total > 0;
-  $("bar").replaceChildren(...STATES.filter((s) => sums[s]).map((state) => {
-    const part = make("span", undefined, { class: state });
-    part.style.width = `${(100 * sums[state]) / total}%`;
-    return part;
-  }));
-  for (const button of $("legend").children) {
-    button.lastElementChild.textContent = `${sums[button.dataset.state]} ${button.dataset.state}`;
-    button.setAttribute("aria-pressed", String(shown.has(button.dataset.state)));
-  }
-  const head = make("tr");
-  for (const title of ["Model", "Type"]) head.append(make("th", title));
-  for (const title of ["Devices", ...STATES]) head.append(make("th", title, { class: "number" }));
-  document.querySelector("#models thead").replaceChildren(head);
-  document.querySelector("#models tbody").replaceChildren(...[...models.entries()].sort().map(([, row]) => {
-    const line = make("tr");
-    line.append(make("td", row.model), make("td", row.type), make("td", row.total, { class: "number" }));
-    for (const state of STATES) line.append(make("td", row.states[state] || 0, { class: "number" }));
-    return line;
-  }));
-}
-
-function drawWaiting() {
-  $("waiting").hidden = waitingTotal === 0 && !asked;
-  const body = document.querySelector("#waiting tbody");
-  const lines = [];
-  const claims = new Set();
-  for (const claim of waiting) {
-    claims.add(claim.claim);
-    lines.push(...waitingLines(claim));
-  }
-  for (const [name, row] of rows) {
-    if (claims.has(name)) continue;
-    rows.delete(name);
-    plans.delete(row.pod);
-    row.line.remove();
-    row.plan.remove();
-  }
-  // What stands where it belongs is left alone: it may have the focus.
-  let next = body.firstElementChild;
-  for (const line of lines) {
-    if (line === next) next = next.nextElementSibling;
-    else body.insertBefore(line, next);
-  }
-  while (next) {
-    const gone = next;
-    next = next.nextElementSibling;
-    gone.remove();
-  }
-  const rest = waitingTotal - waiting.length;
-  document.querySelector("#waiting .more").textContent = rest > 0 ? `and ${rest} more` : "";
-  $("other").hidden = rest <= 0 && !asked;
-}
-
-function waitingLines(claim) {
-  let row = rows.get(claim.claim);
-  if (!row) {
-    row = waitingRow(claim.claim);
-    rows.set(claim.claim, row);
-  }
-  const pod = claim.pods.length ? `${claim.claim.split("/")[0]}/${claim.pods[0]}` : "";
-  if (pod !== row.pod) {
-    plans.delete(row.pod);
-    row.pod = pod;
-  }
-  put(row.pods, claim.pods.join(", ") || "–");
-  put(row.reason, claim.reason);
-  row.button.hidden = !pod;
-  row.button.setAttribute("aria-label", `What would make ${pod} fit?`);
-  row.button.setAttribute("aria-expanded", String(plans.has(pod)));
-  return plans.has(pod) ? [row.line, row.plan] : [row.line];
-}
-
-function waitingRow(claim) {
-  const id = `plan-${(planNumber += 1)}`;
-  const row = { pod: "", line: make("tr"), plan: make("tr", undefined, { class: "plan" }) };
-  row.pods = make("td");
-  row.reason = make("td");
-  row.button = make("button", "Plan", { type: "button", class: "ask", "aria-controls": id });
-  row.button.addEventListener("click", () => {
-    if (plans.delete(row.pod)) drawWaiting();
-    else askPlan(row.pod, () => redrawPlan(row, cell));
-  });
-  const last = make("td");
-  last.append(row.button);
-  row.line.append(make("td", claim), row.pods, row.reason, last);
-  const cell = make("td", undefined, { id, colspan: "4", "aria-live": "polite" });
-  row.plan.append(cell);
-  return row;
-}
-
-function redrawPlan(row, cell) {
-  drawWaiting();
-  if (plans.has(row.pod)) drawPlan(cell, row.pod, () => redrawPlan(row, cell));
-}
-
-function put(element, text) {
-  if (element.textContent !== text) element.textContent = text;
-}
-
-function drawDetail() {
-  const panel = $("detail");
-  const pool = chosen && pools.get(chosen.key);
-  const device = pool && pool.devices.find((d) => d.name === chosen.device);
-  panel.hidden = !device;
-  if (!device) return;
-  const list = make("dl");
-  const line = (name, value) => { if (value) list.append(make("dt", name), make("dd", value)); };
-  line("node", pool.node);
-  line("driver", pool.driver);
-  line("model", device.model);
-  line("type", device.type);
-  line("memory", device.memory);
-  line("state", device.state);
-  for (const problem of device.problems) line("problem", problem);
-  for (const holder of device.holders) {
-    const share = Object.entries(holder.share).map(([name, amount]) => `${amount} ${name}`).join(", ");
-    const what = [holder.admin ? "admin access" : "", share].filter(Boolean).join(", ");
-    line("claim", `${holder.claim} (${holder.request})${what ? `: ${what}` : ""}`);
-    line("pods", holder.pods.join(", "));
-  }
-  const close = make("button", "close", { type: "button" });
-  close.addEventListener("click", () => choose(null));
-  panel.replaceChildren(close, make("h3", device.name), list);
-}
-
-function choose(target) {
-  const before = chosen;
-  chosen = target;
-  for (const one of [before, chosen]) {
-    const pool = one && pools.get(one.key);
-    if (pool) dirty.add(pool.node);
-  }
-  drawNow();
-  if (chosen) {
-    const cells = document.querySelectorAll(".device[aria-current]");
-    if (cells.length) cells[0].focus();
+    const rows = [...models.values()].sort((a, b) => b.total - a.total || compareNames(a.model, b.model));
+    const told = JSON.stringify(rows);
+    if (told === this.modelsTold) return;
+    this.modelsTold = told;
+    const head = nest("tr", {}, make("th", "Model", { scope: "col" }), make("th", "Type", { scope: "col" }),
+      make("th", "Devices", { scope: "col", class: "number" }),
+      ...[...STATES].reverse().map((state) => make("th", state[0].toUpperCase() + state.slice(1), { scope: "col", class: "number" })));
+    const body = make("tbody");
+    for (const row of rows.slice(0, 100)) {
+      const q = `model:${row.model.split(/\s+/).join(" ")}`;
+      body.append(nest("tr", {},
+        nest("td", { "data-title": "Model" }, make("a", row.model, { href: address("devices", "", { q }) })),
+        make("td", row.type, { "data-title": "Type" }),
+        make("td", number(row.total), { class: "number", "data-title": "Devices" }),
+        ...[...STATES].reverse().map((state) => make("td", number(row[state] || 0), {
+          class: `number${row[state] ? "" : " zero"}`, "data-title": state[0].toUpperCase() + state.slice(1),
+        }))));
+    }
+    this.models.hidden = !rows.length;
+    this.models.replaceChildren(this.models.firstElementChild,
+      nest("table", { class: "plain" }, make("caption", "Devices by model", { class: "hidden" }), nest("thead", {}, head), body));
   }
 }
-
-// --- events --------------------------------------------------------------------------------------------------
-
-function tell(text, bad) {
-  $("connection").textContent = text;
-  $("connection").classList.toggle("bad", Boolean(bad));
-}
-
-function connect() {
-  const source = new EventSource("fleet/events");
-  const again = (text) => {
-    source.close();
-    tell(text, true);
-    setTimeout(connect, 2000);
-  };
-  source.addEventListener("change", (event) => {
-    tell("live");
-    apply(JSON.parse(event.data));
-  });
-  source.addEventListener("standby", (event) => again(`${JSON.parse(event.data).text}; looking for it …`));
-  source.addEventListener("busy", () => again("too many readers; trying again …"));
-  source.onerror = () => again("not connected, what you see is old; trying again …");
-}
-
-for (const state of STATES) {
-  const button = make("button", undefined, { type: "button", "data-state": state, "aria-pressed": "true" });
-  button.append(make("i", undefined, { class: state }), make("span", state));
-  button.addEventListener("click", () => {
-    if (!shown.delete(state)) shown.add(state);
-    for (const node of nodes.keys()) dirty.add(node);
-    draw();
-  });
-  $("legend").append(button);
-}
-$("filter").addEventListener("input", (event) => {
-  needle = event.target.value.trim().toLowerCase();
-  for (const node of nodes.keys()) dirty.add(node);
-  draw();
-});
-$("nodes").addEventListener("click", (event) => {
-  const button = event.target.closest(".device");
-  if (button) choose({ key: button.dataset.pool, device: button.dataset.device });
-});
-$("other").addEventListener("submit", (event) => {
-  event.preventDefault();
-  plans.delete(asked);
-  asked = $("other-pod").value.trim();
-  const again = () => { if (plans.has(asked)) drawPlan($("other-plan"), asked, again); };
-  if (asked) askPlan(asked, again);
-  else $("other-plan").replaceChildren();
-});
-document.addEventListener("keydown", (event) => { if (event.key === "Escape" && chosen) choose(null); });
-connect();

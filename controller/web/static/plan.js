@@ -1,22 +1,21 @@
-"use strict";
 // What would make a waiting pod fit: asked of /fleet/plan when a reader wants to know it, drawn below the pod.
 // Names are other people's: they get into the page as text only (textContent), never as markup.
+import { make, many } from "./dom.js";
+import { ask } from "./stream.js";
 
 const MOST_LINES = 12;
-const plans = new Map();          // "namespace/pod" → what was answered; { loading: true } until then
+export const plans = new Map();   // "namespace/pod" → what was answered; { loading: true } until then
 
-const many = (number, one, several) => `${number} ${number === 1 ? one : several || one + "s"}`;
-
-async function askPlan(pod, again) {
+export async function askPlan(pod, again) {
   plans.set(pod, { loading: true });
   again();
+  let answer;
   try {
-    const response = await fetch(`fleet/plan?pod=${encodeURIComponent(pod)}`);
-    const answer = await response.json().catch(() => ({ error: `the controller answers ${response.status}` }));
-    if (plans.has(pod)) plans.set(pod, answer);
-  } catch {
-    if (plans.has(pod)) plans.set(pod, { error: "the controller cannot be reached" });
+    answer = await ask(`fleet/plan?pod=${encodeURIComponent(pod)}`);
+  } catch (error) {
+    answer = { error: error.message };
   }
+  if (plans.has(pod)) plans.set(pod, answer);
   again();
 }
 
@@ -108,7 +107,7 @@ function planSummary(plan) {
   return `${of} fits now on ${planNodes(plan.placement)}`;
 }
 
-function drawPlan(cell, pod, again) {
+export function drawPlan(cell, pod, again) {
   const answer = plans.get(pod);
   const foot = make("p", undefined, { class: "foot" });
   const parts = [];
@@ -127,7 +126,7 @@ function drawPlan(cell, pod, again) {
     foot.append(`worked out in ${answer.seconds} s${answer.age >= 1 ? `, ${Math.round(answer.age)} s ago` : ""} `);
   }
   if (!answer.loading) {
-    const button = make("button", "Ask again", { type: "button", class: "ask" });
+    const button = make("button", "Ask again", { type: "button", class: "small" });
     button.addEventListener("click", () => askPlan(pod, again));
     foot.append(button, " ", make("a", "as data", { href: `fleet/plan?pod=${encodeURIComponent(pod)}` }));
     parts.push(foot);
