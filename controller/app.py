@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Final
 
 from controller.admission import AdmissionServer
+from controller.admission.installed_kinds import installed_kinds
 from controller.allocate.waiting_plans import WaitingPlans
 from controller.assembly import (
     Allocation,
@@ -18,13 +19,13 @@ from controller.assembly import (
     labeler_of,
     worker_process,
 )
-from controller.config import ControllerConfig, PreemptionMode
+from controller.config import ControllerConfig, LendingMode, PreemptionMode
 from controller.informers import Informers
 from controller.observe.endpoints import serve_health
 from controller.observe.event_loop import measuring_lag
 from controller.observe.metrics import MeteredClient, Metrics
 from controller.observe.tracing import tracing
-from controller.web import CurrentFeed, Feed, Plans
+from controller.web import CurrentFeed, Feed, Past, Plans, Standby
 from controller.web import serve as serve_page
 from dra_driver.api.core import Pod
 from dra_driver.api.resource import ResourceClaim
@@ -89,6 +90,8 @@ class Controller:
         self.health_address: tuple[str, int] | None = None
         self.web_address: tuple[str, int] | None = None
         self._feed = CurrentFeed(leader=self._leader)
+        self._past = Past(config.drivers, self._clock)
+        self._standby = Standby(self._client, config.drivers, self._feed, self._past)
         self.admission: AdmissionServer | None = None
         if config.admission is not None:
             self.admission = AdmissionServer(
@@ -100,6 +103,8 @@ class Controller:
                 config.drivers,
                 self.metrics,
                 config.timings.review,
+                lends=config.lending is LendingMode.ON,
+                kinds=installed_kinds(),
             )
 
     def _leads(self) -> bool:
@@ -121,10 +126,13 @@ class Controller:
             if self._elector is None:
                 await self._lead()
                 return
-            await self._elector.run(self._lead)
+            shown = self._standby.running() if self.web_address is not None else contextlib.nullcontext()
+            async with shown:
+                await self._elector.run(self._lead)
 
     async def _lead(self) -> None:
         """Work, after everything was listed anew: what a predecessor wrote last must be seen."""
+        await self._standby.stop()
         client = self._leader_client
         env = Environment(
             config=self._config,
@@ -148,6 +156,8 @@ class Controller:
                 if self._config.preemption.mode is not PreemptionMode.OFF:
                     for informer in env.informers.of_preemption():
                         tasks.create_task(informer.run())
+                if self._config.lending is LendingMode.ON:
+                    tasks.create_task(env.informers.namespaces.run())
                 tasks.create_task(env.recorder.run())
                 tasks.create_task(state.answers.run())
                 if self.admission is not None:
@@ -158,7 +168,8 @@ class Controller:
                 tasks.create_task(labeler.run())
                 allocation.start(tasks)
                 if self._config.web_port is not None:
-                    self._feed.feed = _feed(env, allocation)
+                    self._feed.feed = feed = _feed(env, allocation, self._past)
+                    tasks.create_task(feed.run())
                     plans = WaitingPlans(state.answers, state.journal, env.informers.pods)
                     self._feed.plans = Plans(plans)
                 self.ready.set()
@@ -203,13 +214,13 @@ class Controller:
         return self._config.leader_elect or self.ready.is_set()
 
 
-def _feed(env: Environment, allocation: Allocation) -> Feed:
+def _feed(env: Environment, allocation: Allocation, past: Past) -> Feed:
     """Return what the page shows, from what the controller has in memory anyway."""
 
     def reason_of(_: ResourceClaim, users: Iterable[Pod]) -> str:
         return next((reason for pod in users if (reason := allocation.allocator.reason(pod.key))), "")
 
     informers = env.informers
-    feed = Feed(env.config.drivers, reason_of)
+    feed = Feed(env.config.drivers, reason_of, past)
     feed.attach(informers.slices, informers.inventories, informers.claims, informers.pods, informers.nodes)
     return feed

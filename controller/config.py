@@ -157,6 +157,7 @@ class ControllerConfig:
         scale_up_pods: that autoscalers see at a time for that; 0: none.
         preemption: of pods of lower priority.
         lending: of devices to kube-scheduler.
+        lending_scan_seconds: that kube-scheduler may look for devices because of loans, by estimate.
         workers: pods whose allocations are written at the same time.
         decision_seconds: CPU time that a decision about a pod may take.
         group_decision_seconds: likewise about all pods of a group.
@@ -190,6 +191,7 @@ class ControllerConfig:
     scale_up_pods: int = 64
     preemption: PreemptionSettings = PreemptionSettings()
     lending: LendingMode = LendingMode.OFF
+    lending_scan_seconds: float = 1.0
     workers: int = 16
     node_labels: str = "none"
     admission: AdmissionConfig | None = None
@@ -260,6 +262,10 @@ class ControllerConfig:
             if name not in list(GroupLabels)
         ]
         findings += self.preemption.findings()
+        if not 0.01 <= self.lending_scan_seconds <= 3_600:
+            findings.append(
+                f"--lending-scan-budget {self.lending_scan_seconds:g}: must be between 0.01 and 3600 seconds"
+            )
         if not 1 <= self.workers <= 256:
             findings.append(f"--workers {self.workers}: must be between 1 and 256")
         if self.node_labels not in ("none", "own", "nvidia"):

@@ -55,7 +55,7 @@ log = structlog.get_logger(__name__)
 class Informers:
     """Local copies of what is watched; ``taint_rules`` is None where the API server has none.
 
-    ``kept_namespaces`` are those whose pods are never preempted.
+    ``kept_namespaces`` are those whose pods are never preempted; ``namespaces`` are all, which lending needs.
     """
 
     inventories: Informer[DeviceInventory]
@@ -70,6 +70,7 @@ class Informers:
     pod_groups: PodGroupInformer
     budgets: Informer[PodDisruptionBudget]
     kept_namespaces: Informer[Namespace]
+    namespaces: Informer[Namespace]
     taint_rules: Informer[DeviceTaintRule] | None = None
 
     @classmethod
@@ -104,6 +105,7 @@ class Informers:
             pod_groups=PodGroupInformer(await informer_if_served(client, served_pod_groups)),
             budgets=Informer(client, POD_DISRUPTION_BUDGETS),
             kept_namespaces=Informer(client, NAMESPACES, label_selector=f"{PREEMPTIBLE_LABEL}=false"),
+            namespaces=Informer(client, NAMESPACES),
             taint_rules=await informer_if_served(client, served_rules),
         )
 

@@ -41,14 +41,17 @@ from dra_driver.api.server.admission import (
 from dra_driver.errors import DraError, NotFound
 from dra_driver.kube import Backoff
 from dra_driver.ports import KubeClient
-from dra_driver.resourceclaim import LAST_APPLIED
+from dra_driver.resourceclaim import LAST_APPLIED, NAMES_CLAIMS, NAMES_CLAIMS_OR_RESOURCES
 
-__all__ = ["GATE_PATH", "VALIDATE_PATH", "Registration"]
+__all__ = ["GATE_PATH", "GATE_WEBHOOK", "NOT_GATED", "VALIDATE_PATH", "Registration"]
 
 log = structlog.get_logger(__name__)
 
 VALIDATE_PATH: Final = "/validate"
 GATE_PATH: Final = "/gate"
+GATE_WEBHOOK: Final = "gate.admission.dra-driver.dev"
+NOT_GATED: Final = "not-gated"
+"""Name of the condition of the gate's webhook that leaves out pods which have the gate."""
 FIELD_MANAGER: Final = "dra-driver-admission"
 # What somebody else changed in our webhooks is put right after this long.
 POLL_SECONDS = 60.0
@@ -78,7 +81,13 @@ class Registration:
     """Keeps the two configurations as they should be."""
 
     def __init__(
-        self, client: KubeClient, config: AdmissionConfig, namespace: str, drivers: Collection[str]
+        self,
+        client: KubeClient,
+        config: AdmissionConfig,
+        namespace: str,
+        drivers: Collection[str],
+        *,
+        lends: bool = False,
     ) -> None:
         """Connect the parts.
 
@@ -87,11 +96,13 @@ class Registration:
             config: how we are reached.
             namespace: of the Service.
             drivers: ours.
+            lends: whether devices are lent: pods with extended resources get the gate, too.
         """
         self._client = client
         self._config = config
         self._namespace = namespace
         self._drivers = sorted(drivers)
+        self._gated = NAMES_CLAIMS_OR_RESOURCES if lends else NAMES_CLAIMS
 
     async def run(self, keeper: CertificateKeeper) -> None:
         """Work until cancelled. What fails is logged and tried again."""
@@ -191,21 +202,18 @@ class Registration:
 
     def _gate(self, material: Material) -> dict[str, Any]:
         return {
-            **self._common("gate.admission.dra-driver.dev", GATE_PATH, material),
+            **self._common(GATE_WEBHOOK, GATE_PATH, material),
             "rules": [_NEW_PODS],
             "namespaceSelector": {"matchLabels": {ALLOCATOR_LABEL: "controller"}},
             "reinvocationPolicy": "Never",
             "matchConditions": [
-                {
-                    "name": "uses-claims",
-                    "expression": "has(object.spec.resourceClaims) && object.spec.resourceClaims.size() > 0",
-                },
+                {"name": "uses-claims", "expression": self._gated},
                 {
                     "name": "not-bound",
                     "expression": "!has(object.spec.nodeName) || object.spec.nodeName == ''",
                 },
                 {
-                    "name": "not-gated",
+                    "name": NOT_GATED,
                     "expression": (
                         "!has(object.spec.schedulingGates) || "
                         f"!object.spec.schedulingGates.exists(g, g.name == '{ALLOCATION_GATE}')"

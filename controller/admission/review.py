@@ -12,13 +12,15 @@ pods, claims and templates.
 from __future__ import annotations
 
 import base64
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
 from dra_driver.api import names
+from dra_driver.api.own.kinds import BackendParameters, decode_kind, identity_of, is_of_others
 from dra_driver.api.own.parameters import KernelDriver, decode_parameters
 from dra_driver.api.server.admission import (
     AdmissionCause,
@@ -30,7 +32,12 @@ from dra_driver.api.server.admission import (
     GroupVersionKind,
 )
 from dra_driver.errors import DecodeError, InvalidParameters
-from dra_driver.resourceclaim import ObjectRequests, capacity_advice, dropped_capacity
+from dra_driver.resourceclaim import (
+    ObjectRequests,
+    capacity_advice,
+    dropped_capacity,
+    is_extended_resource,
+)
 from dra_driver.structured import group_findings
 
 __all__ = ["Judgement", "gate", "judge", "read_review", "write_review"]
@@ -51,6 +58,9 @@ _BY_CLASS: Final = (
     "passthrough is given to claims whose DeviceClass asks for it; that a claim asks suffices only where "
     "the nodes allow it to the namespace"
 )
+
+
+_NO_KINDS: Final[Mapping[tuple[str, str], type[BackendParameters]]] = MappingProxyType({})
 
 
 class _Opaque(msgspec.Struct):
@@ -90,7 +100,17 @@ class _Gate(msgspec.Struct):
     name: str = ""
 
 
+class _Resources(msgspec.Struct):
+    requests: Mapping[str, msgspec.Raw] | None = None
+
+
+class _Container(msgspec.Struct):
+    resources: _Resources | None = None
+
+
 class _PodSpec(msgspec.Struct, rename="camel"):
+    containers: list[_Container] | None = None
+    init_containers: list[_Container] | None = None
     resource_claims: list[msgspec.Raw] | None = None
     node_name: str = ""
     scheduling_gates: list[_Gate] | None = None
@@ -164,7 +184,13 @@ def write_review(response: AdmissionResponse) -> bytes:
     )
 
 
-def judge(request: AdmissionRequest, drivers: Collection[str]) -> Judgement:
+def judge(
+    request: AdmissionRequest,
+    drivers: Collection[str],
+    *,
+    kinds: Mapping[tuple[str, str], type[BackendParameters]] = _NO_KINDS,
+    others: Collection[str] = (),
+) -> Judgement:
     """Judge whether opaque parameters for our drivers, and what makes a group, are right in an object.
 
     Everything else is allowed: other kinds, other drivers' parameters, and what an update does not change.
@@ -172,6 +198,9 @@ def judge(request: AdmissionRequest, drivers: Collection[str]) -> Judgement:
     Args:
         request: of the API server.
         drivers: ours.
+        kinds: what installed backends of third parties understand.
+        others: those of ``drivers`` whose backends may not be installed here: kinds of groups that are not
+            ours are left to the node where they are not known.
     """
     is_pod = (request.kind.group, request.kind.kind) == ("", "Pod")
     found = [] if is_pod else _entries(request.kind, request.object)
@@ -192,8 +221,15 @@ def judge(request: AdmissionRequest, drivers: Collection[str]) -> Judgement:
         if opaque.driver not in drivers or (opaque.driver, bytes(opaque.parameters)) in before:
             continue
         field = f"{path}.opaque.parameters"
+        identity = identity_of(opaque.parameters)
+        if opaque.driver in others and identity not in kinds and is_of_others(identity):
+            warnings.append(f"{field}: not checked here: this controller does not know the kind")
+            continue
         try:
-            parameters = decode_parameters(opaque.parameters, opaque.driver)
+            if identity is not None and identity in kinds:
+                decode_kind(kinds[identity], opaque.parameters)
+                continue
+            parameters = decode_parameters(opaque.parameters, opaque.driver, kinds)
         except InvalidParameters as e:
             causes += _causes(field, e)
             continue
@@ -294,8 +330,13 @@ def _config(spec: _ClaimSpec | None) -> list[_Entry] | None:
     return spec.devices.config if spec is not None and spec.devices is not None else None
 
 
-def gate(request: AdmissionRequest) -> Judgement:
-    """Add our scheduling gate to new pods with claims that are not bound to a node."""
+def gate(request: AdmissionRequest, *, lends: bool = False) -> Judgement:
+    """Add our scheduling gate to new pods with claims that are not bound to a node.
+
+    Args:
+        request: of the API server.
+        lends: whether devices are lent: pods get the gate for extended resources, too.
+    """
     allowed = Judgement(AdmissionResponse(uid=request.uid, allowed=True), "allowed")
     if (request.kind.group, request.kind.kind) != ("", "Pod") or request.operation != "CREATE":
         return allowed
@@ -305,7 +346,7 @@ def gate(request: AdmissionRequest) -> Judgement:
         return Judgement(allowed.response, "unreadable")
     spec = pod.spec if pod is not None else None
     # A pod with a node never meets kube-scheduler, and the API server refuses gates on it.
-    if spec is None or not spec.resource_claims or spec.node_name:
+    if spec is None or spec.node_name or not (spec.resource_claims or (lends and _wants_resources(spec))):
         return allowed
     gates = spec.scheduling_gates or []
     if any(g.name == names.ALLOCATION_GATE for g in gates):
@@ -319,3 +360,10 @@ def gate(request: AdmissionRequest) -> Judgement:
     patch = base64.b64encode(msgspec.json.encode([operation])).decode("ascii")
     response = AdmissionResponse(uid=request.uid, allowed=True, patch_type="JSONPatch", patch=patch)
     return Judgement(response, "gated")
+
+
+def _wants_resources(spec: _PodSpec) -> bool:
+    """Return what ``NAMES_CLAIMS_OR_RESOURCES`` says of resources."""
+    containers = (*(spec.containers or ()), *(spec.init_containers or ()))
+    requests = (c.resources.requests or {} for c in containers if c.resources is not None)
+    return any(is_extended_resource(name) for names_ in requests for name in names_)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -19,6 +19,8 @@ from controller.admission.pki import Material
 from controller.admission.registration import GATE_PATH, VALIDATE_PATH, Registration
 from controller.admission.review import Judgement, gate, judge, read_review, write_review
 from controller.observe.metrics import Metrics
+from dra_driver.api.names import RDMA_DRIVER_NAME
+from dra_driver.api.own.kinds import BackendParameters
 from dra_driver.api.server.admission import AdmissionRequest
 from dra_driver.errors import DecodeError
 from dra_driver.ports import Clock, KubeClient
@@ -52,6 +54,9 @@ class AdmissionServer:
         drivers: Collection[str],
         metrics: Metrics,
         review_seconds: float = float(TIMEOUT_SECONDS),
+        *,
+        lends: bool = False,
+        kinds: Mapping[tuple[str, str], type[BackendParameters]] | None = None,
     ) -> None:
         """Connect the parts.
 
@@ -61,18 +66,24 @@ class AdmissionServer:
             clock: certificates end by it.
             config: where to listen, and how we are reached.
             namespace: of the Service and the Secret.
-            drivers: ours.
+            drivers: ours; the first is that of the GPUs.
             metrics: of this controller.
             review_seconds: in which a review must be received and judged.
+            lends: whether devices are lent to kube-scheduler.
+            kinds: opaque parameters that installed backends of third parties understand.
         """
         self._config = config
         self._review_seconds = review_seconds
         self._drivers = frozenset(drivers)
+        self._lends = lends
+        # The first, and the NICs', have the backends of this project.
+        self._others = self._drivers - {*tuple(drivers)[:1], RDMA_DRIVER_NAME}
+        self._kinds = dict(kinds or {})
         self._metrics = metrics
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.minimum_version = ssl.TLSVersion.TLSv1_2
         self.address: tuple[str, int] | None = None
-        self.registration = Registration(leader_client, config, namespace, drivers)
+        self.registration = Registration(leader_client, config, namespace, drivers, lends=lends)
         self.keeper = CertificateKeeper(
             client,
             clock,
@@ -112,10 +123,13 @@ class AdmissionServer:
 
     def _app(self, port: Port) -> web.Application:
         app = web.Application(middlewares=[port.middleware], client_max_size=LIMITS.request_bytes)
-        validate = self._handler(port, lambda r: judge(r, self._drivers))
+        validate = self._handler(port, self._judge)
         app.router.add_post(VALIDATE_PATH, validate)
-        app.router.add_post(GATE_PATH, self._handler(port, gate))
+        app.router.add_post(GATE_PATH, self._handler(port, lambda r: gate(r, lends=self._lends)))
         return app
+
+    def _judge(self, request: AdmissionRequest) -> Judgement:
+        return judge(request, self._drivers, kinds=self._kinds, others=self._others)
 
     def _handler(
         self, port: Port, decide: Callable[[AdmissionRequest], Judgement]

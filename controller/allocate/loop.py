@@ -7,7 +7,7 @@ from typing import Final
 
 import structlog
 
-from controller.allocate.answers.decider import Answered, Decider
+from controller.allocate.answers.decider import Answered, Decider, same_for_the_answer
 from controller.allocate.answers.journal import Journal
 from controller.allocate.attempts import Attempt, Attempts
 from controller.allocate.deallocation import Deallocator
@@ -59,6 +59,7 @@ log = structlog.get_logger(__name__)
 _SETTLING_SECONDS: Final = 1.0
 # Until a pod is looked at again at the soonest.
 _SOONEST_SECONDS: Final = 0.05
+_LENT_FOR_ANOTHER: Final = "devices are lent to kube-scheduler for another pod that uses the same claim"
 
 
 class Allocator:
@@ -185,7 +186,7 @@ class Allocator:
             return
         answer, answered = found
         now = self._pods.get(key)
-        if now is not pod and (now is None or not _same_for_the_answer(now, pod)):
+        if now is not pod and (now is None or not same_for_the_answer(now, pod)):
             self._decider.release(answered)
             self._wakeups.queue.add(key)
             return
@@ -197,10 +198,11 @@ class Allocator:
 
     async def _ask(self, pod: Pod, lane: Lane) -> tuple[PodAnswer, Answered] | None:
         """Ask what is to be done; pods of lower priority are asked about after those that follow from it."""
+        lends = self._lender is not None and self._lender.serves_instead(pod)
         if lane is Lane.SLOW:
-            return await self._decider.decide(pod, lane)
+            return await self._decider.decide(pod, lane, lends=lends)
         with self._wakeups.queue.holding(self._wakeups.rank(pod.key).level):
-            return await self._decider.decide(pod, lane)
+            return await self._decider.decide(pod, lane, lends=lends)
 
     def _wants_loan(self, pod: Pod) -> bool:
         """Return whether a pod needs devices without naming claims."""
@@ -242,6 +244,10 @@ class Allocator:
         # No await between the answer and what is done about it: what it rests on is as it was.
         if self._lender is not None and not isinstance(answer.decision, Lend):
             self._lender.skip(pod)
+            if self._lender.holds(answer.decision):
+                self._decider.release(answered)
+                self._wait(pod, answer.group, Wait(_LENT_FOR_ANOTHER, poll=_SETTLING_SECONDS))
+                return
         match answer.decision:
             case Hard():
                 self._delay(pod)
@@ -487,13 +493,3 @@ class Allocator:
         self._expect(pod, None)
         self._attempts.cancel(pod.metadata.uid)
         self._wakeups.look_beside(claims_of(pod))
-
-
-def _same_for_the_answer(now: Pod, before: Pod) -> bool:
-    """Return whether what is known of a pod by now leaves an answer about it as it is."""
-    return (
-        now.metadata.uid == before.metadata.uid
-        and now.spec == before.spec
-        and now.metadata.deletion_timestamp == before.metadata.deletion_timestamp
-        and is_finished(now) == is_finished(before)
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -122,16 +122,23 @@ class AllocationReports:
             pod, "WaitingForLoan", f"only kube-scheduler can allocate what it asks for: {why}"
         )
 
-    def lends(self, pod: Pod, node: str, devices: Sequence[str]) -> None:
-        """Report that devices are lent for a pod."""
-        named = ", ".join(devices[:_NAMED_DEVICES]) + (" and more" if len(devices) > _NAMED_DEVICES else "")
-        text = f"{named} of node {node} are lent to kube-scheduler, which allocates them and places the pod"
+    def refuses_loan(self, pod: Pod, why: str) -> None:
+        """Report why nothing is lent for a pod, which does not pass by itself."""
+        self.waits_for_loan(pod, why)
+        text = f"only kube-scheduler can allocate what it asks for, and nothing is lent to it: {why}"
+        self._recorder.event(PODS, pod, "Warning", "WaitingForLoan", text)
+
+    def lends(self, pod: Pod, lent: Mapping[str, Sequence[str]]) -> None:
+        """Report that devices are lent for a pod, by node."""
+        named = "; ".join(f"{_named(devices)} of node {node}" for node, devices in lent.items())
+        which = "those of one node" if len(lent) > 1 else "them"
+        text = f"{named} are lent to kube-scheduler, which allocates {which} and places the pod"
         self._recorder.event(PODS, pod, "Normal", "DevicesLent", text)
         self._reasons.waits(pod, "DevicesLent", text, passing=True)
 
-    def loan_in_vain(self, pod: Pod, node: str, why: str) -> None:
-        """Report that devices were lent for a pod that has not got them."""
-        text = f"devices of node {node} were lent to kube-scheduler in vain: {why}"
+    def loan_in_vain(self, pod: Pod, nodes: Sequence[str], why: str) -> None:
+        """Report that devices of some nodes were lent for a pod that has not got them."""
+        text = f"devices of node {', '.join(nodes)} were lent to kube-scheduler in vain: {why}"
         self._recorder.event(PODS, pod, "Warning", "LoanInVain", text)
 
     def loan_ended(self, why: str) -> None:
@@ -258,3 +265,7 @@ class AllocationReports:
     def failed(self, error: ApiError) -> None:
         """Count an allocation that could not be written."""
         self._metrics.allocations.labels("conflict" if error.code in (404, 409) else "error").inc()
+
+
+def _named(devices: Sequence[str]) -> str:
+    return ", ".join(devices[:_NAMED_DEVICES]) + (" and more" if len(devices) > _NAMED_DEVICES else "")

@@ -11,6 +11,7 @@ from controller.allocate.attempts import Attempts, TakenBack
 from controller.allocate.deallocation import Deallocator
 from controller.allocate.decide import GROUP_INDEX, GroupFinder
 from controller.allocate.last_look import LastLook
+from controller.allocate.lending import LendingStatus
 from controller.allocate.loop import Allocator
 from controller.allocate.preempting import Preemption
 from controller.allocate.releasing.doubles import DoubleAllocations
@@ -51,6 +52,7 @@ class Allocation:
     setting_aside: SettingAside
     scale_up: ScaleUp
     preemption: Preemption
+    lending: LendingStatus | None
     reasons: WaitingReasons
     workers: int
 
@@ -82,7 +84,7 @@ class Allocation:
             wakeups.pending,
             lambda pod, grouped: config.scale_up_pods > 0 and added.could_take(pod, grouped=grouped),
         )
-        lender = lender_of(env, state, publishing, wakeups, writer, reports)
+        lender, lending = lender_of(env, state, publishing, wakeups, writer, reports)
         groups = GroupFinder(
             informers.pods.by_index,
             informers.pods.number_by_index,
@@ -159,6 +161,7 @@ class Allocation:
             setting_aside,
             scale_up,
             preemption,
+            lending,
             reasons,
             config.workers,
         )
@@ -176,6 +179,8 @@ class Allocation:
         tasks.create_task(self.setting_aside.run())
         tasks.create_task(self.scale_up.run())
         tasks.create_task(self.preemption.run())
+        if self.lending is not None:
+            tasks.create_task(self.lending.run())
         tasks.create_task(self.reasons.run())
 
     def close(self) -> None:

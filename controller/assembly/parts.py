@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from controller.allocate.answers.decider import Decider
 from controller.allocate.attempts import Attempts, TakenBack
 from controller.allocate.deallocation import Deallocator
 from controller.allocate.decide import GroupFinder, groups_by
-from controller.allocate.lending import Lender, PodLoans, RecentShares, wants_loan
+from controller.allocate.lending import (
+    CounterPools,
+    Lender,
+    LendingStatus,
+    LoanLimits,
+    PodLoans,
+    RecentShares,
+    wants_loan,
+)
 from controller.allocate.preempting import (
     Candidates,
     Judge,
@@ -88,11 +97,17 @@ def lender_of(
     wakeups: Wakeups,
     writer: Writer,
     reports: AllocationReports,
-) -> Lender | None:
-    """Return the part that lends devices to kube-scheduler; None where nothing is lent."""
-    if env.config.lending is not LendingMode.ON:
-        return None
-    informers = env.informers
+) -> tuple[Lender | None, LendingStatus | None]:
+    """Return the part that lends devices to kube-scheduler, and the one that shows it.
+
+    None where nothing is lent; the second is there, too, where what was lent comes back.
+    """
+    config, informers, gated = env.config, env.informers, publishing.gated
+    status = functools.partial(LendingStatus, env.client, env.clock, config.namespace, config.lending)
+    if config.lending is LendingMode.OFF:
+        return None, None
+    if gated is None:
+        return None, status(lambda: "", tuple, tuple)
     loans = PodLoans(
         publishing.loans,
         state.assume_cache,
@@ -104,7 +119,17 @@ def lender_of(
         wakeups.rank,
     )
     env.metrics.watch_loan_pods(loans.__len__)
-    return Lender(loans, state.journal, wakeups, writer, reports, env.clock, informers.pods)
+    limits = LoanLimits(
+        config.lending_scan_seconds,
+        CounterPools(informers.slices),
+        gated.refusal,
+        gated.changed,
+        informers.pods,
+        loans.ended,
+        wakeups.queue.add,
+    )
+    lender = Lender(loans, limits, state.journal, wakeups, writer, reports, env.clock, informers.pods)
+    return lender, status(publishing.loans.obstacle, gated.ungated, loans.shown)
 
 
 def scale_up_of(

@@ -12,6 +12,7 @@ from controller.config import LendingMode
 from controller.observe.metrics import Metrics
 from controller.publish.dropped import DroppedCapacity
 from controller.publish.extended_resources import ExtendedResources
+from controller.publish.gated import GatedNamespaces
 from controller.publish.gates import PoolGates
 from controller.publish.known_claims import KnownClaims
 from controller.publish.lending import FirstRead
@@ -40,6 +41,7 @@ class Publishing:
     loans: PoolLoans
     recalls: RecallWriter | None
     first_read: FirstRead
+    gated: GatedNamespaces | None
 
     @classmethod
     def of(cls, env: Environment, state: State) -> Publishing:
@@ -60,6 +62,9 @@ class Publishing:
             slices=informers.slices,
             changed=state.pools.set_blocked,
         )
+        gated: GatedNamespaces | None = None
+        if config.lending is LendingMode.ON:
+            gated = GatedNamespaces(client, informers.namespaces)
         loans = PoolLoans(
             config.lending,
             config.timings,
@@ -69,6 +74,7 @@ class Publishing:
             slices=informers.slices,
             slices_of=lambda pool: informers.slices.by_index(POOL_INDEX, pool),
             blocked=state.pools.set_lent,
+            ungated=gated.problem if gated is not None else lambda: "",
         )
         publisher = Publisher(
             client,
@@ -98,7 +104,7 @@ class Publishing:
             recalls = RecallWriter(client, clock, config.namespace, loans, gates, seconds)
             env.metrics.watch_loans(loans.count, recalls.__len__)
         first_read = FirstRead(KnownClaims(client, state.assume_cache), loans, config.timings.drain)
-        return cls(policies, publisher, loans, recalls, first_read)
+        return cls(policies, publisher, loans, recalls, first_read, gated)
 
     async def probe(self, metrics: Metrics) -> None:
         """Ask the API server which fields it keeps, until it answers: that decides who allocates."""
@@ -124,6 +130,8 @@ class Publishing:
         if self.recalls is not None:
             tasks.create_task(self.recalls.run())
             tasks.create_task(self.first_read.run())
+        if self.gated is not None:
+            tasks.create_task(self.gated.run())
 
     def close(self) -> None:
         """Cancel timers."""

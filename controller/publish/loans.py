@@ -74,6 +74,7 @@ class PoolLoans:
         slices: Informer[ResourceSlice],
         slices_of: Callable[[PoolID], tuple[ResourceSlice, ...]],
         blocked: Callable[[PoolID, Collection[str]], None] = lambda _pool, _names: None,
+        ungated: Callable[[], str] = lambda: "",
     ) -> None:
         """Follow the informers; ``gates`` must follow them already.
 
@@ -87,6 +88,7 @@ class PoolLoans:
             slices_of: the slices of a pool.
             blocked: called at once with a pool, and the units and devices that the allocator must leave alone
                 there, where that is another answer.
+            ungated: why pods without the gate could take what is lent; empty if none can.
         """
         self.changed: Signal[[PoolID]] = Signal()
         self.asking: Signal[[PoolID]] = Signal()
@@ -97,6 +99,7 @@ class PoolLoans:
         self._inventories = inventories
         self._slices_of = slices_of
         self._blocked = blocked
+        self._ungated = ungated
         self._loans: dict[PoolID, Mapping[str, Loan]] = {}
         self._reported: dict[PoolID, frozenset[str]] = {}
         # When a loan ends in any case; and those that have to end now.
@@ -134,7 +137,11 @@ class PoolLoans:
             return "what is recalled cannot be read or written"
         if len(self._refused_later()) >= MAX_RECALLED:
             return f"{MAX_RECALLED} devices are recalled, or will be"
-        return ""
+        return self._ungated()
+
+    def room(self) -> int:
+        """Return how many more devices can be lent, as far as their recall has to fit into its object."""
+        return MAX_RECALLED - len(self._refused_later())
 
     def lend(self, pool: PoolID, devices: Mapping[str, frozenset[str]]) -> bool:
         """Begin to lend devices, all or none; the caller has seen in this very step that they are free.
@@ -204,7 +211,8 @@ class PoolLoans:
             loans=loans,
             # After a restart nobody knows for whom it was.
             over=frozenset(loans if self._mode is not LendingMode.ON else over),
-            lends=self._mode is LendingMode.ON,
+            # Where nothing can be recalled nothing is lent, and extended resources are served by nobody.
+            lends=self._mode is LendingMode.ON and not (self._begun and self._recalls is None),
             strays=self._mode is not LendingMode.OFF,
             recalled=self.refused(pool),
             claims_seen=claims_seen,

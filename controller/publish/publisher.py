@@ -27,6 +27,7 @@ from dra_driver.api.core import Node
 from dra_driver.api.own.inventory import DeviceInventory, inventory_name
 from dra_driver.api.own.policy import DevicePolicy
 from dra_driver.api.resource import ResourceSlice
+from dra_driver.errors import Invalid
 from dra_driver.kube import EventRecorder, Handler, Informer, WorkQueue
 from dra_driver.kube.features import probe_features
 from dra_driver.kube.slices import AlteredByServer
@@ -268,7 +269,8 @@ class Publisher:
         self._remember(inventory, plan)
         try:
             await self._execution.carry_out(plan, inventory)
-        except AlteredByServer:
+        except (AlteredByServer, Invalid):
+            # It may keep less than before: an attribute whose list is dropped has no value.
             self._features = None
             raise
 

@@ -27,9 +27,11 @@ KUBE_VERSION = "1.36.0"
 
 PREEMPTION = ("controller.preemption=on", "controller.preemptionViolatesBudgets=true")
 
-LENDING = ("controller.lending=on",)
+# Nothing is lent unless every namespace has the gate.
+LENDING = ("controller.lending=on", "admissionPolicies.gateNamespaces=all")
 
-# File → template, values.
+# File → template, values. Of what is added to an installation only the objects that it has not got, or has
+# otherwise, are in the file: so several can be added, in any order.
 MANIFESTS: Mapping[str, tuple[str, Sequence[str]]] = {
     "manifests/10-rbac.yaml": ("rbac.yaml", ()),
     "manifests/20-deviceclasses.yaml": ("deviceclasses.yaml", ()),
@@ -86,16 +88,29 @@ def render(helm: str, template: str, values: Sequence[str] = ()) -> str:
 
 def plain(rendered: str) -> str:
     """Without Helm's marks of where documents come from, and without what they leave empty."""
+    return "\n---\n".join(_documents(rendered)) + "\n"
+
+
+def without(rendered: str, installed: str) -> str:
+    """Without the objects that an installation has just as they are here."""
+    there = [d for d in map(yaml.safe_load, _documents(installed)) if d]
+    return "\n---\n".join(d for d in _documents(rendered) if (y := yaml.safe_load(d)) and y not in there)
+
+
+def _documents(rendered: str) -> list[str]:
     text = re.sub(r"(?m)^# Source: .*\n", "", rendered)
-    documents = [d.strip("\n") for d in re.split(r"(?m)^---$", text)]
-    return "\n---\n".join(d for d in documents if d.strip()) + "\n"
+    return [d.strip("\n") for d in re.split(r"(?m)^---$", text) if d.strip()]
 
 
 def manifests(helm: str) -> Iterator[tuple[Path, str]]:
     """Path and text of every file that follows from the chart."""
+    installed = {template for template, values in MANIFESTS.values() if not values}
     for name, (template, values) in MANIFESTS.items():
         head = f"# Made by `make manifests` from deploy/helm/dra-driver/templates/{template}.\n"
-        yield ROOT / "deploy" / name, head + HEADS.get(name, "") + plain(render(helm, template, values))
+        made = render(helm, template, values)
+        if values and template in installed:
+            made = without(made, render(helm, template))
+        yield ROOT / "deploy" / name, head + HEADS.get(name, "") + plain(made)
     for crd in sorted((ROOT / "deploy" / "manifests" / "crds").glob("*.yaml")):
         yield CHART / "files" / "crds" / crd.name, crd.read_text(encoding="utf-8")
     yield ROOT / "docs" / "helm-values.md", reference()

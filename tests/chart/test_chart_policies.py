@@ -145,7 +145,7 @@ def test_drivers_are_those_of_the_values(chart: Chart) -> None:
 def test_nothing_of_lending_is_installed_where_it_is_off(chart: Chart) -> None:
     plain, lending = chart.render(), chart.render({"controller": {"lending": "on"}})
     assert names.RECALLED_DEVICES not in str(plain)
-    assert policies(lending) == policies(plain) | {names.RECALLED_DEVICES}
+    assert policies(lending) == policies(plain) | {names.RECALLED_DEVICES, f"{LEADER_POLICY}-lending"}
     assert chart.render({"controller": {"lending": "off"}}) == plain
 
 
@@ -169,16 +169,36 @@ def test_recalled_devices_are_refused_as_the_code_says(chart: Chart, mode: str) 
     assert kept.keys() == {"apiVersion", "kind", "metadata"}
 
 
-def test_the_controller_reads_and_writes_this_object_alone_and_only_the_leader(chart: Chart) -> None:
+def test_the_controller_reads_and_writes_these_objects_alone_and_only_the_leader(chart: Chart) -> None:
     objects = chart.render({"controller": {"lending": "on"}})
     rights = [
         (role["kind"], rule)
         for role in (*of_kind(objects, "ClusterRole"), *of_kind(objects, "Role"))
         for rule in role["rules"]
-        if "configmaps" in rule.get("resources", ())
+        if {"configmaps", "mutatingadmissionpolicies"} & set(rule.get("resources", ()))
     ]
-    rule = {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [names.RECALLED_DEVICES]}
-    assert rights == [("Role", {**rule, "verbs": ["get", "patch"]})]
-    fence = named(objects, "ValidatingAdmissionPolicy", LEADER_POLICY)["spec"]
+    written = [names.RECALLED_DEVICES, names.LENDING_STATUS]
+    rule = {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": written}
+    policies = ["mutatingadmissionpolicies", "mutatingadmissionpolicybindings"]
+    read = {
+        "apiGroups": ["admissionregistration.k8s.io"],
+        "resources": policies,
+        "resourceNames": [names.GATE_POLICY],
+        "verbs": ["get"],
+    }
+    assert rights == [("ClusterRole", read), ("Role", {**rule, "verbs": ["get", "patch"]})]
+    fence = named(objects, "ValidatingAdmissionPolicy", f"{LEADER_POLICY}-lending")["spec"]
     fenced = fence["matchConstraints"]["resourceRules"]
-    assert {**rule, "apiVersions": ["*"], "operations": ["UPDATE"]} in fenced
+    assert fenced == [{**rule, "apiVersions": ["*"], "operations": ["UPDATE"]}]
+    of_all = named(objects, "ValidatingAdmissionPolicy", LEADER_POLICY)["spec"]
+    assert fence["validations"] == of_all["validations"]
+
+
+@pytest.mark.parametrize(
+    ("given", "selector"),
+    [("labelled", {"matchLabels": {names.ALLOCATOR_LABEL: "controller"}}), ("all", {})],
+)
+def test_pods_of_these_namespaces_get_the_gate(chart: Chart, given: str, selector: dict[str, Any]) -> None:
+    objects = chart.render({"admissionPolicies": {"gateNamespaces": given}})
+    spec = named(objects, "MutatingAdmissionPolicy", names.GATE_POLICY)["spec"]
+    assert spec["matchConstraints"]["namespaceSelector"] == selector

@@ -363,9 +363,13 @@ def test_pods_are_evicted_and_deleted_only_where_a_value_says_so(
                 for resource in rule.get("resources", ())
                 for verb in rule["verbs"]
             }
-            mine = role["metadata"]["name"] == "dra-driver-controller" and role["kind"] == "ClusterRole"
-            assert (("pods/eviction", "create") in rights) == (mine and mode == "on"), name
-            assert (("pods", "delete") in rights) == (mine and mode == "on" and violates), name
+            who = role["kind"], role["metadata"]["name"]
+            mine, added = (
+                ("ClusterRole", f"dra-driver-controller{end}") == who for end in ("", "-preemption")
+            )
+            assert mode == "on" or not added, name
+            assert (("pods/eviction", "create") in rights) == added, name
+            assert (("pods", "delete") in rights) == (added and violates), name
             budgets = {verb for resource, verb in rights if resource == "poddisruptionbudgets"}
             assert budgets == ({"list", "watch"} if mine and mode != "off" else set()), name
 

@@ -200,8 +200,9 @@ def test_locks_have_hashes_and_no_addresses() -> None:
         for block in re.split(r"(?m)^(?=[a-z0-9])", text):
             if "==" in block:
                 assert "--hash=sha256:" in block, f"{name}: {block.splitlines()[0]}"
-    lock = json.loads((ROOT / "deploy" / "helm" / "package-lock.json").read_text())
-    for place, package in lock["packages"].items():
-        if place:
-            assert package["integrity"].startswith("sha512-"), place
-            assert "resolved" not in package, place
+    for folder in ("deploy/helm", "tests/axe"):
+        lock = json.loads((ROOT / folder / "package-lock.json").read_text())
+        for place, package in lock["packages"].items():
+            if place:
+                assert package["integrity"].startswith("sha512-"), place
+                assert "resolved" not in package, place

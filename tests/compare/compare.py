@@ -31,6 +31,7 @@ _TESTS = Path(__file__).resolve().parent.parent
 _FOLDERS = ("compare", "support", "e2e", "e2e/harness", "benchmarks")
 sys.path[:0] = [str(_TESTS / folder) for folder in _FOLDERS]
 
+from compare_loans import LOANS  # noqa: E402
 from compare_nodes import make_nodes  # noqa: E402
 from compare_plane import PROGRAMS, plane  # noqa: E402
 from compare_report import Row, figures_table, rows_of, writes_json, writes_table  # noqa: E402
@@ -40,7 +41,10 @@ from local.processes import NotUpError  # noqa: E402
 from real_apiserver import VARIABLE  # noqa: E402
 from run import machine  # noqa: E402
 
-_NAMES = [scenario.name for scenario in SCENARIOS]
+# Played where they are asked for only.
+_OPTIONAL = (LOANS,)
+_EVERY = (*SCENARIOS, *_OPTIONAL)
+_NAMES = [scenario.name for scenario in _EVERY]
 _LOGS = _TESTS.parent / "build" / "compare"
 _OURS, _ALONE = "with the controller", "kube-scheduler alone"
 _PLANE_SECONDS = 20
@@ -63,7 +67,7 @@ async def _play(
     """Play scenarios for one of the two, one after the other on a control plane of their own."""
     who, first = _OURS if ours else _ALONE, scenarios[0]
     _say(f"{who}: starting a control plane with {first.nodes} nodes")
-    async with plane(folder) as made:
+    async with plane(folder, lending=first.lending) as made:
         await make_nodes(made, first.nodes, first.gpus, partitions=first.partitions, ours=ours)
         made.check()
         for scenario in scenarios:
@@ -73,7 +77,7 @@ async def _play(
                 _say(f"{name}, {who}: {text}")
 
             stage = Stage(made, f"compared-{name}", say, ours=ours)
-            await stage.make()
+            await stage.make(gates=not scenario.lending)
             say("begins")
             try:
                 found[name] = measured = await scenario.play(stage)
@@ -132,7 +136,7 @@ class _Compared:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    listed = "\n".join(f"  {s.name:14} about {s.seconds:3} s  {s.what}" for s in SCENARIOS)
+    listed = "\n".join(f"  {s.name:14} about {s.seconds:3} s  {s.what}" for s in _EVERY)
     parser = argparse.ArgumentParser(
         prog="make compare",
         description=__doc__,
@@ -172,14 +176,15 @@ def main(arguments: Sequence[str]) -> int:
     """Play the scenarios, one after the other, and print what was measured."""
     options = _parse(arguments)
     signal.signal(signal.SIGTERM, _terminate)
-    chosen = [scenario for scenario in SCENARIOS if not options.only or scenario.name in options.only]
+    chosen = [s for s in _EVERY if s.name in options.only] if options.only else list(SCENARIOS)
     what = machine()
     _say(f"{len(chosen)} scenarios, about {_seconds(chosen)} s; logs go to {options.logs}")
     problems: list[str] = []
     compared: list[_Compared] = []
     for _, group in itertools.groupby(chosen, key=lambda scenario: scenario.hardware):
         scenarios = list(group)
-        alone = _try(scenarios, options.logs, problems, ours=False)
+        both = [scenario for scenario in scenarios if scenario.alone]
+        alone = _try(both, options.logs, problems, ours=False) if both else {}
         ours = _try(scenarios, options.logs, problems, ours=True)
         for scenario in scenarios:
             found = (ours.get(scenario.name, Measured()), alone.get(scenario.name, Measured()))

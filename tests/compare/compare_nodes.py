@@ -31,7 +31,8 @@ T = TypeVar("T")
 _PROFILE = "dgx-h100"
 _AMOUNTS = {"cpu": "192", "memory": "2000Gi", "pods": "110", "ephemeral-storage": "1000Gi"}
 _AT_ONCE = 16
-_PUBLISHED_SECONDS = 120.0
+# At least; and for each node, where there are many.
+_PUBLISHED_SECONDS, _NODE_SECONDS = 120.0, 1.0
 
 
 async def side_by_side(job: Callable[[T], Awaitable[object]], items: Iterable[T]) -> None:
@@ -106,11 +107,14 @@ async def make_nodes(plane: Plane, number: int, gpus: int, *, partitions: bool, 
         found = (await plane.api.list(DEVICE_INVENTORIES)).items
         mode = "controller" if ours else "scheduler"
         done = [i for i in found if i.status.publication.allocator == mode]
+        if len(done) < number:
+            return False
         slices = (await plane.api.list(RESOURCE_SLICES)).items
         wanted = {s.spec.node_name for s in slices if s.spec.shared_counters or not partitions}
-        return len(done) == number and len(wanted) == number
+        return len(wanted) == number
 
-    await until("the slices of all nodes", published, _PUBLISHED_SECONDS, 0.3)
+    seconds = max(_PUBLISHED_SECONDS, number * _NODE_SECONDS)
+    await until("the slices of all nodes", published, seconds, max(0.3, number / 500))
     if not ours:
         plane.stop_controller()
 

@@ -23,7 +23,7 @@ from local.processes import NotUpError, Processes, tail
 from real_apiserver import ADMIN, VARIABLE, RealApiServer, bound_token, real_apiserver
 
 from dra_driver.api.names import SYSTEM_NAMESPACE
-from dra_driver.errors import ApiError
+from dra_driver.errors import ApiError, ApiUnavailable
 from dra_driver.kube import KubeApi
 from dra_driver.sim.assets import deploy_directory
 
@@ -52,6 +52,7 @@ _AUDIT = {
     ],
 }
 _UP_SECONDS = 120.0
+_INSTALL_ATTEMPTS = 20
 # No kubelet reports that nodes live.
 _WITHOUT = ("node-lifecycle-controller", "taint-eviction-controller")
 
@@ -65,7 +66,7 @@ async def until(what: str, there: Callable[[], Awaitable[Any]], seconds: float, 
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
     while True:
-        with contextlib.suppress(ApiError):
+        with contextlib.suppress(ApiError, ApiUnavailable):
             if found := await there():
                 return found
         if loop.time() > deadline:
@@ -81,7 +82,8 @@ class Plane:
         audit: the file to which the API server writes a line for each write.
     """
 
-    def __init__(self, server: RealApiServer, api: KubeApi, folder: Path) -> None:
+    def __init__(self, server: RealApiServer, api: KubeApi, folder: Path, *, lending: bool = False) -> None:
+        self._lending = lending
         self.api = api
         self.audit = folder / "audit.log"
         self._server = server
@@ -104,6 +106,11 @@ class Plane:
         if dead:
             logs = [f"{name}:\n{tail(self.log(name.split()[0]))}" for name in dead]
             raise NotUpError("\n".join(["ended by themselves:", *logs]))
+
+    def cpu_seconds(self, name: str) -> float:
+        """Return the CPU time that a process has had so far."""
+        fields = Path(f"/proc/{self._processes.pid(name)}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def stop(self) -> None:
         """End all processes but etcd and the API server."""
@@ -142,17 +149,23 @@ class Plane:
     async def _install(self, programs: Path) -> None:
         folder, optional = deploy_directory("manifests"), deploy_directory("optional")
         crds, rest = sorted((folder / "crds").glob("*.yaml")), sorted(folder.glob("*.yaml"))
-        for paths in (crds, rest, sorted((optional / "preemption").glob("*.yaml"))):
+        more = ["preemption", *(["lending"] if self._lending else [])]
+        for paths in (crds, rest, *(sorted((optional / name).glob("*.yaml")) for name in more)):
             found = [d for p in paths for d in yaml.safe_load_all(p.read_text(encoding="utf-8")) if d]
             file = self._folder / "install.yaml"
             file.write_text(yaml.safe_dump_all([d for d in found if d["kind"] not in _LEFT_OUT]))
             command = [str(programs / "kubectl"), f"--kubeconfig={self._server.kubeconfig()}"]
             command += ["apply", "--server-side", "--filename", str(file)]
-            done = await asyncio.to_thread(
-                subprocess.run, command, capture_output=True, text=True, check=False
-            )
-            if done.returncode:
-                raise NotUpError(f"deploy/manifests cannot be installed:\n{done.stderr.strip()}")
+            # While kinds are new, the API server has no schemas for a moment, which kubectl asks for.
+            for left in reversed(range(_INSTALL_ATTEMPTS)):
+                done = await asyncio.to_thread(
+                    subprocess.run, command, capture_output=True, text=True, check=False
+                )
+                if not done.returncode:
+                    break
+                if not left:
+                    raise NotUpError(f"deploy/manifests cannot be installed:\n{done.stderr.strip()}")
+                await asyncio.sleep(1)
 
     # --- the controller -------------------------------------------------------------------------------------
 
@@ -178,7 +191,7 @@ class Plane:
         command = [sys.executable, "-m", "dra_driver.cli.main", "controller"]
         command += ["--kubeconfig", str(self._server.kubeconfig(token)), "--pod-name", _POD]
         command += ["--health-port", str(self._port), "--allocator", allocator, "--node-labels", "own"]
-        command += ["--preemption", "on"]
+        command += ["--preemption", "on", *(["--lending", "on"] if self._lending else [])]
         self._controls = True
         self._processes.start(CONTROLLER, [*command, "--log-level", "info", "--log-format", "json"])
         await asyncio.to_thread(
@@ -199,8 +212,12 @@ class Plane:
 
 
 @contextlib.asynccontextmanager
-async def plane(folder: Path) -> AsyncIterator[Plane]:
+async def plane(folder: Path, *, lending: bool = False) -> AsyncIterator[Plane]:
     """Start a control plane below ``folder``, which holds its logs, and end all of it.
+
+    Args:
+        folder: of data and logs.
+        lending: whether the controller lends devices.
 
     Raises:
         NotUpError: something does not come up; with the end of its log.
@@ -217,7 +234,7 @@ async def plane(folder: Path) -> AsyncIterator[Plane]:
     ]
     with real_apiserver(folder, *flags) as server:
         async with await server.client(user_agent="comparison") as api:
-            made = Plane(server, api, folder)
+            made = Plane(server, api, folder, lending=lending)
             try:
                 await made.start()
                 yield made

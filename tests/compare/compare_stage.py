@@ -88,13 +88,17 @@ class Stage:
         await asyncio.sleep(_SETTLED_SECONDS)
         self.plane.check()
 
-    async def make(self) -> None:
-        """Make the namespace, with a template for claims of one GPU."""
+    async def make(self, *, gates: bool = True) -> None:
+        """Make the namespace, with a template for claims of one GPU.
+
+        Args:
+            gates: wait until the controller's pods get their gate; otherwise they have to bring it.
+        """
         labels = {ALLOCATOR_LABEL: "controller"} if self.ours else {}
         meta = {"name": self.namespace, "labels": labels}
         await self.api.create(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": meta})
         await self.template("gpu", one_gpu())
-        if self.ours:
+        if self.ours and gates:
             await until("the gate of pods", self._gates, 30)
 
     async def template(self, name: str, request: Mapping[str, Any]) -> None:
@@ -177,6 +181,8 @@ class Scenario:
         seconds: about how long it takes for both together.
         gpus: of each node.
         partitions: whether all partitions of them are published.
+        alone: whether kube-scheduler plays it alone, too.
+        lending: whether the controller lends devices.
     """
 
     name: str
@@ -187,8 +193,10 @@ class Scenario:
     seconds: int
     gpus: int = 8
     partitions: bool = False
+    alone: bool = True
+    lending: bool = False
 
     @property
-    def hardware(self) -> tuple[int, int, bool]:
-        """What the nodes have; scenarios with the same share a control plane."""
-        return self.nodes, self.gpus, self.partitions
+    def hardware(self) -> tuple[int, int, bool, bool]:
+        """What the nodes have, and what is lent of it; scenarios with the same share a control plane."""
+        return self.nodes, self.gpus, self.partitions, self.lending

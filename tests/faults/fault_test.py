@@ -2,25 +2,30 @@
 
 Prints what was done and found; the exit status is 0 only if no invariant was violated. What a failed schedule
 did is written to ``build/fault-test/SEED.log``; ``SEED=… N=1`` plays it again (not to the letter: time and
-the machine have their part in it).
+the machine have their part in it). ``LENDING=on`` has devices lent to kube-scheduler meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "sim"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "support" / "controller"))
 
-from fault_world import Result, play, quiet_logs
+from fault_lending import LendingScenario
+from fault_world import Result, Scenario, play, quiet_logs
 
 LOGS = Path("build/fault-test")
+# Whether devices are lent: a run of its own (LENDING=on).
+SCENARIO = LendingScenario if os.environ.get("LENDING") == "on" else Scenario
 
 
 async def _all(seeds: Sequence[int], side_by_side: int) -> list[Result]:
@@ -29,7 +34,7 @@ async def _all(seeds: Sequence[int], side_by_side: int) -> list[Result]:
 
     async def one(seed: int) -> None:
         async with slots:
-            result = await play(seed)
+            result = await play(SCENARIO(seed))
         results.append(result)
         if result.violations:
             LOGS.mkdir(parents=True, exist_ok=True)
@@ -62,6 +67,9 @@ def main() -> int:
         f"schedules {len(results)}, faults injected {sum(r.faults for r in results)} "
         f"(of them kills {sum(r.kills for r in results)}), writes {sum(r.writes for r in results)}, "
         f"claims {sum(r.claims for r in results)}, victims {sum(r.victims for r in results)}, "
+        f"lent {sum(r.lent for r in results)} (of that allocated {sum(r.taken for r in results)}, "
+        f"refused {sum(r.refused for r in results)}, longest {max(r.longest for r in results):.0f} s; "
+        f"{sum(r.own for r in results)} by the controller), "
         f"given out: {', '.join(forms)}; "
         f"violations {violations}; {time.monotonic() - start:.0f} s"
     )

@@ -100,9 +100,9 @@ DRIVER = DriverName("gpu.dra-driver.dev")
 CLASS = "any"
 NS = "default"
 NODE_NAMES = ("n1", "n2")
-DISTURBED_SECONDS = 3.0
 LEAST_ACTS = 50 if os.environ.get("PREEMPTION") else 20
 SETTLE_SECONDS = 120.0
+LONGEST_SETTLE_SECONDS = 450.0
 # A part that is cancelled has ended by then, however busy the machine is: node agents let calls end for 45 s.
 STOP_SECONDS = 180.0
 # After which devices are set aside for a pod; 0: never.
@@ -121,6 +121,7 @@ TAINT_RULES = device_taint_rules("v1beta2")
 
 SETTINGS = KubeletSettings(
     registry_tick=0.1,
+    get_info_timeout=5.0,
     call_timeout=12.0,
     registration_backoff=0.1,
     registration_cap=0.5,
@@ -149,7 +150,7 @@ PROFILE = {
 }
 
 # Every form of a device, unlike the classes of the manifests.
-ANY_CLASS = {
+ANY_CLASS: dict[str, Any] = {
     "apiVersion": "resource.k8s.io/v1",
     "kind": "DeviceClass",
     "metadata": {"name": CLASS},
@@ -215,6 +216,11 @@ class Result:
     writes: int = 0
     claims: int = 0
     victims: int = 0
+    lent: int = 0
+    taken: int = 0
+    own: int = 0
+    refused: int = 0
+    longest: float = 0.0
     forms: set[str] = field(default_factory=set)
     log: deque[str] = field(default_factory=lambda: deque(maxlen=4000))
     state: list[str] = field(default_factory=list)
@@ -257,7 +263,19 @@ class Part:
 
 
 class Scenario:
-    """A cluster, and what happens to it."""
+    """A cluster, and what happens to it.
+
+    Attributes:
+        seconds: for which faults last.
+        kills: how much more often than others the controller is restarted.
+        pause: seconds between two restarts, at least and at most.
+        policies: what a DevicePolicy says, each as likely; None: it is deleted.
+    """
+
+    seconds = 3.0
+    kills = 6
+    pause = (0.2, 0.9)
+    policies = POLICIES
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -268,13 +286,13 @@ class Scenario:
         self.server = ApiServer()
         self.root = Path()
         self.kubelets: dict[str, SimKubelet] = {}
-        self._names = itertools.count(1)
+        self.names = itertools.count(1)
         self._stack = contextlib.AsyncExitStack()
         self._clients: list[KubeApi] = []
         self.acts = 0
 
     def _plan(self) -> FaultPlan:
-        made = random_plan(self.seed, seconds=DISTURBED_SECONDS, faults=7, nodes=NODE_NAMES, processes=True)
+        made = random_plan(self.seed, seconds=self.seconds, faults=7, nodes=NODE_NAMES, processes=True)
         # A full disk is a matter of processes; the crash test has it.
         return FaultPlan(tuple(f for f in made.faults if not isinstance(f, FullDisk)), made.seed)
 
@@ -288,7 +306,8 @@ class Scenario:
         self.root = Path(tempfile.mkdtemp(prefix="f-"))
         self._stack.callback(shutil.rmtree, self.root, ignore_errors=True)
         self.server.registry.collected = GarbageCollector.KINDS
-        await self.server.install([*_manifests(), ANY_CLASS])
+        manifests = [*_manifests(), *self.more_manifests()]
+        await self.server.install({(m["kind"], m["metadata"]["name"]): m for m in manifests}.values())
         await self.server.start()
         self._stack.push_async_callback(self.server.stop)
         self.server.write_kubeconfig(self.root / "kubeconfig")
@@ -304,13 +323,25 @@ class Scenario:
             ("garbage-collector", GarbageCollector),
             ("taint-eviction", TaintEviction),
             ("node-controller", lambda api: NodeLifecycle(api, grace=1e6)),
-            ("scheduler", Scheduler),
+            ("scheduler", self.scheduler),
         ):
-            self._add(name, functools.partial(self._run_client, name, make))
+            self.add(name, functools.partial(self._run_client, name, make))
         for name in NODE_NAMES:
             await self._add_node(name)
-        self._add("controller", self._run_controller)
+        await self.more_parts()
+        self.add("controller", self._run_controller)
         return self
+
+    def more_manifests(self) -> list[dict[str, Any]]:
+        """Return what is installed besides the manifests."""
+        return [ANY_CLASS]
+
+    def scheduler(self, api: KubeApi) -> Scheduler:
+        """Return a new stand-in for kube-scheduler."""
+        return Scheduler(api)
+
+    async def more_parts(self) -> None:
+        """Add what else runs."""
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
@@ -324,7 +355,7 @@ class Scenario:
         for client in self._clients:
             await client.close()
 
-    def _add(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+    def add(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         part = self.parts[name] = Part(name, work, self.violation)
         part.start()
 
@@ -336,8 +367,9 @@ class Scenario:
         async with await KubeApi.connect(self.root / "kubeconfig", user_agent=name) as api:
             await make(api).run()
 
-    async def _run_controller(self) -> None:
-        config = ControllerConfig(
+    def config(self) -> ControllerConfig:
+        """Return how the controller is set."""
+        return ControllerConfig(
             drivers=(DRIVER,),
             leader_elect=False,
             group_seconds=1.0,
@@ -345,8 +377,14 @@ class Scenario:
             timings=QUICK,
             preemption=PREEMPTION,
         )
-        async with await KubeApi.connect(self.root / "kubeconfig", user_agent="controller") as api:
-            await Controller(api, config, answers_of=inline).run()
+
+    def kubeconfig_of_controller(self) -> Path:
+        """Return the file with which the controller connects."""
+        return self.root / "kubeconfig"
+
+    async def _run_controller(self) -> None:
+        async with await KubeApi.connect(self.kubeconfig_of_controller(), user_agent="controller") as api:
+            await Controller(api, self.config(), answers_of=inline).run()
 
     async def _add_node(self, name: str) -> None:
         layout = NodeLayout(self.root / name)
@@ -354,8 +392,8 @@ class Scenario:
         source = self.root / "profile.yaml"
         source.write_text(yaml.safe_dump(PROFILE), encoding="utf-8")
         write_profile(str(source), layout.hardware)
-        self._add(f"kubelet {name}", lambda: self._run_kubelet(name, layout))
-        self._add(f"plugin {name}", lambda: self._run_plugin(name, layout))
+        self.add(f"kubelet {name}", lambda: self._run_kubelet(name, layout))
+        self.add(f"plugin {name}", lambda: self._run_plugin(name, layout))
 
     async def _run_kubelet(self, name: str, layout: NodeLayout) -> None:
         old = self.kubelets.get(name)
@@ -411,7 +449,7 @@ class Scenario:
                     group.create_task(at_moments(fault.timing, lambda: loop.time() - start, act))
             group.create_task(self._random_kills(start))
             group.create_task(self._people(start))
-        left = start + DISTURBED_SECONDS - loop.time()
+        left = start + self.seconds - loop.time()
         await asyncio.sleep(max(left, 0.0))
         await self._until_server_is_back()
         self.result.faults += sum(injector.struck) + self.result.kills
@@ -447,28 +485,29 @@ class Scenario:
     async def _random_kills(self, start: float) -> None:
         """Every part is restarted now and then, at any moment, the controller more often than others."""
         loop = asyncio.get_running_loop()
-        names = [*self.parts, *["controller"] * 6]
-        while loop.time() - start < DISTURBED_SECONDS:
-            await asyncio.sleep(self.chance.uniform(0.2, 0.9))
+        names = [*self.parts, *["controller"] * self.kills]
+        while loop.time() - start < self.seconds:
+            await asyncio.sleep(self.chance.uniform(*self.pause))
             await self._kill(self.parts[self.chance.choice(names)], self.chance.uniform(0.0, 0.2))
 
     async def _people(self, start: float) -> None:
         loop = asyncio.get_running_loop()
         # On a slow machine the faults are over before people have done much; then they go on without.
-        while loop.time() - start < DISTURBED_SECONDS or self.acts < LEAST_ACTS:
+        while loop.time() - start < self.seconds or self.acts < LEAST_ACTS:
             await asyncio.sleep(self.chance.uniform(0.0, 0.15))
             self.acts += 1
             try:
-                await self._somebody()
+                await self.somebody()
             except (ApiUnavailable, DraError):
                 pass  # the API server may be away; people try something else
 
-    async def _somebody(self) -> None:
+    async def somebody(self) -> None:
+        """Do one thing of those that people do."""
         roll = self.chance.random()
         if PREEMPTION.mode is PreemptionMode.ON and self.chance.random() < 0.5:
-            await self._new_pod()  # devices have to be scarce
+            await self.new_pod()  # devices have to be scarce
         elif roll < 0.45:
-            await self._new_pod()
+            await self.new_pod()
         elif roll < 0.52:
             await self._new_group()
         elif roll < 0.68:
@@ -514,10 +553,10 @@ class Scenario:
             exactly["capacity"] = {"requests": {"memory": chance.choice(("4Gi", "10Gi", "20Gi"))}}
         return {"devices": {"requests": [{"name": "r", "exactly": exactly}]}}
 
-    async def _new_pod(
+    async def new_pod(
         self, labels: dict[str, str] | None = None, spec: Any = None, some_run: str = ""
     ) -> None:
-        name = f"p{next(self._names)}"
+        name = f"p{next(self.names)}"
         meta = {"name": name, "namespace": NS}
         entries: list[dict[str, Any]] = []
         for i in range(self.chance.choice((1, 1, 1, 2))):
@@ -580,7 +619,7 @@ class Scenario:
 
     async def _new_group(self) -> None:
         size = self.chance.choice((2, 3))
-        labels = {GROUP_LABEL: f"g{next(self._names)}", GROUP_SIZE_LABEL: str(size)}
+        labels = {GROUP_LABEL: f"g{next(self.names)}", GROUP_SIZE_LABEL: str(size)}
         if self.chance.random() < 0.4:
             labels[GROUP_MIN_LABEL] = str(self.chance.randint(1, size))
         some_run = self.chance.choice(("", "wait", "release"))
@@ -590,19 +629,19 @@ class Scenario:
         }
         spec = {"devices": {"requests": [{"name": "r", "exactly": exactly}]}}
         for _ in range(size - (self.chance.random() < 0.15)):
-            await self._new_pod(labels, spec, some_run)
+            await self.new_pod(labels, spec, some_run)
             await asyncio.sleep(self.chance.uniform(0.0, 0.1))
 
     async def _loose_claim(self) -> None:
         """Nobody uses it; it must not be allocated."""
-        name = f"loose{next(self._names)}"
+        name = f"loose{next(self.names)}"
         await self.api.create(
             RESOURCE_CLAIMS, {"metadata": {"name": name, "namespace": NS}, "spec": self._claim_spec()}
         )
 
     async def _policy(self) -> None:
         node = self.chance.choice(NODE_NAMES)
-        spec = self.chance.choice(POLICIES)
+        spec = self.chance.choice(self.policies)
         with contextlib.suppress(NotFound):
             await self.api.delete(DEVICE_POLICIES, node)
         if spec is not None:
@@ -648,8 +687,14 @@ class Scenario:
                 seen = claims.end()
                 for text in self.collisions():
                     self.violation(f"write {store.version}: {text}")
+            for text in self.looked():
+                self.violation(f"write {store.version}: {text}")
 
         store.notify = notify  # type: ignore[method-assign]
+
+    def looked(self) -> Iterator[str]:
+        """Yield what else a write shows to be wrong."""
+        yield from ()
 
     def collisions(self) -> Iterator[str]:
         """By the geometry of the hardware, and not by what slices say."""
@@ -691,11 +736,14 @@ class Scenario:
     async def settle(self) -> None:
         """Waits until all is well and quiet, then until nothing more can come."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + SETTLE_SECONDS
+        left, end = SETTLE_SECONDS, loop.time() + LONGEST_SETTLE_SECONDS
         problems: list[str] = ["nothing was looked at"]
-        while loop.time() < deadline:
-            version = self.server.store.version
+        while left > 0 and loop.time() < end:
+            version, begin = self.server.store.version, loop.time()
             await asyncio.sleep(QUIET_SECONDS)
+            # Where others have the machine, everything takes longer.
+            held_up = loop.time() - begin > QUIET_SECONDS * 1.3
+            left -= QUIET_SECONDS / 5 if held_up else QUIET_SECONDS
             problems = [] if version == self.server.store.version else [f"still writing: {self.latest()}"]
             problems = [*self.unsettled(), *problems]
             if not problems:
@@ -760,7 +808,7 @@ class Scenario:
             yield "inventories are missing"
         for inventory in inventories:
             node = inventory.spec.node_name
-            mine = [s for s in slices if s.spec.node_name == node]
+            mine = [s for s in slices if s.spec.node_name == node and s.spec.driver == DRIVER]
             state = AllocatedState.from_claims(claims).pool(PoolID(DRIVER, PoolName(node)))
             newest = max((s.spec.pool.generation for s in mine), default=0)
             published = {d.name: d for s in mine for d in s.spec.devices if s.spec.pool.generation == newest}
@@ -788,7 +836,8 @@ class Scenario:
             allocated=AllocatedState.from_claims(store.list(RESOURCE_CLAIMS)),
         )
 
-    def _claims_of(self, pod: Pod) -> list[ResourceClaim] | None:
+    def claims_of(self, pod: Pod) -> list[ResourceClaim] | None:
+        """Return the claims of a pod; None if some are not there."""
         found = [
             self.server.store.get(RESOURCE_CLAIMS, used.key.name, NS) if used.key is not None else None
             for used in pod_claims(pod)
@@ -803,7 +852,7 @@ class Scenario:
         for pod in self.server.store.list(PODS, NS):
             if pod.status.phase in ("Succeeded", "Failed") or foreign_gates(pod):
                 continue
-            claims = self._claims_of(pod)
+            claims = self.claims_of(pod)
             if claims is None:
                 yield f"claims of pod {pod.metadata.name} are missing"
                 continue
@@ -828,7 +877,7 @@ class Scenario:
         labels = members[0].metadata.labels or {}
         size = int(labels[GROUP_SIZE_LABEL])
         least = int(labels.get(GROUP_MIN_LABEL, size))
-        claims = [self._claims_of(p) or [] for p in members]
+        claims = [self.claims_of(p) or [] for p in members]
         mine = {p.metadata.name for p in members}
         # A claim that somebody outside the group uses as well may be allocated for that one.
         own = [c for cs in claims for c in cs if self._users[c.metadata.name] <= mine]
@@ -869,7 +918,7 @@ class Scenario:
         mine = {c.metadata.name for c in claims if c.status.allocation is None}
         nodes = self._room(pod)
         for other in self.server.store.list(PODS, NS):
-            theirs = {c.metadata.name for c in self._claims_of(other) or () if c.status.allocation is None}
+            theirs = {c.metadata.name for c in self.claims_of(other) or () if c.status.allocation is None}
             if other.spec.node_name or other.spec.scheduling_gates or mine.isdisjoint(theirs):
                 continue
             # A later one that fits nowhere, or not beside this one, is tried during the binding of this one,
@@ -883,7 +932,7 @@ class Scenario:
 
     def _room_with_claims(self, pod: Pod) -> list[str]:
         """Nodes with CPU for the pod on which all its allocated claims are."""
-        allocations = [c.status.allocation for c in self._claims_of(pod) or () if c.status.allocation]
+        allocations = [c.status.allocation for c in self.claims_of(pod) or () if c.status.allocation]
         pools = {str(r.pool) for a in allocations for r in a.devices.results}
         return [n for n in self._room(pod) if pools <= {n}]
 
@@ -922,7 +971,7 @@ class Scenario:
 
     def _pods(self) -> Iterator[str]:
         for pod in self.server.store.list(PODS, NS):
-            claims = self._claims_of(pod) or []
+            claims = self.claims_of(pod) or []
             allocated = bool(claims) and all(c.status.allocation is not None for c in claims)
             if foreign_gates(pod):
                 if pod.spec.node_name:
@@ -937,7 +986,7 @@ class Scenario:
 
         Or the node agent refuses the claim, as documented: two devices with an MPS daemon each.
         """
-        claims = self._claims_of(pod) or []
+        claims = self.claims_of(pod) or []
         for claim in claims:
             results = claim.status.allocation.devices.results if claim.status.allocation else ()
             if sum(1 for r in results if r.share_id) > 1:
@@ -948,9 +997,8 @@ class Scenario:
         )
 
 
-async def play(seed: int) -> Result:
+async def play(world: Scenario) -> Result:
     """One schedule, from an empty cluster to the last look."""
-    world = Scenario(seed)
     _log.set(world.result.log)
     async with world:
         try:

@@ -3,6 +3,7 @@
 In a process of its own, because the schedules shorten delays of the controller.
 """
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +15,18 @@ FAULT_TEST = Path(__file__).with_name("fault_test.py")
 
 @pytest.mark.slow
 @pytest.mark.sim
-@pytest.mark.parametrize("schedules", [2, pytest.param(15, marks=pytest.mark.long)])
-def test_no_invariant_is_violated_under_faults(tmp_path: Path, schedules: int) -> None:
+@pytest.mark.parametrize(
+    ("lending", "schedules"),
+    [
+        ("off", 1),
+        pytest.param("on", 1, marks=pytest.mark.long),
+        pytest.param("off", 15, marks=pytest.mark.long),
+    ],
+)
+def test_no_invariant_is_violated_under_faults(tmp_path: Path, lending: str, schedules: int) -> None:
     command = [sys.executable, str(FAULT_TEST), f"--schedules={schedules}", "--side-by-side=8"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400)
+    environment = {**os.environ, "LENDING": lending}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
     logs = "\n".join(_ends(p.read_text()) for p in tmp_path.rglob("*.log"))
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-4000:]}\n{logs}"
     assert f"schedules {schedules}, faults injected" in done.stdout

@@ -34,7 +34,14 @@ CALM = Scenario(one_unit=True, left=(1, 1, 0, 0, 0, 0))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scenario", SMALL.values(), ids=SMALL)
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        # The long tests have kills in larger scenarios as well.
+        pytest.param(scenario, id=name, marks=[pytest.mark.long] if name == "a kill" else [])
+        for name, scenario in SMALL.items()
+    ],
+)
 def test_no_device_is_in_two_claims_and_nothing_is_stuck(scenario: Scenario) -> None:
     found = explore(scenario, back=True)
     assert not found.doubled, "\n".join(map(str, found.doubled))

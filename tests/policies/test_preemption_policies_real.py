@@ -25,7 +25,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealApiServer]:
 
 
 async def install(made: World) -> None:
-    """Put the rights and policies of preemption in the place of those without."""
+    """Add the rights and policies of preemption, and put the one that differs in its place."""
     for path in sorted((deploy_directory("optional") / "preemption").glob("*.yaml")):
         for body in yaml.safe_load_all(path.read_text(encoding="utf-8")):
             collection = COLLECTIONS[body["kind"]].format(namespace=body["metadata"].get("namespace", ""))
@@ -71,8 +71,8 @@ def test_pods_are_evicted_by_version_and_deleted_after_they_were_marked(server: 
         await expect(evict("controller", "gated", {"preconditions": {"uid": uid}}, EVICTIONS))
         await expect(evict("controller", "gated", both | {"gracePeriodSeconds": 0}, EVICTIONS))
         await expect(evict("controller", "gated", both))
-        await settled(made, evict("standby", "gated", both, FENCE))
-        await expect(evict("standby", "gated", both, FENCE))
+        await settled(made, evict("standby", "gated", both, f"{FENCE}-preemption"))
+        await expect(evict("standby", "gated", both, f"{FENCE}-preemption"))
         await expect(delete)
         others = raw["status"].get("conditions") or []
         await expect(mark("Whatever", others, STATUS))

@@ -24,7 +24,7 @@ HERE = PoolID(OURS, PoolName(NODE))
 
 
 async def install(made: World) -> None:
-    """Put the rights and policies of lending in the place of those without, and the object beside them."""
+    """Add the rights, policies and objects of lending."""
     for path in sorted((deploy_directory("optional") / "lending").glob("*.yaml")):
         if path.name == "gating.yaml":
             continue  # about pods, which have no collection here
@@ -140,6 +140,6 @@ def test_only_the_leader_writes_what_is_recalled(tmp_path: Path) -> None:
             by: await made.send(Write("", by, "PATCH", path, body, "", MERGE))
             for by in ("controller", "standby")
         }
-        assert verdicts == {"controller": "", "standby": FENCE}
+        assert verdicts == {"controller": "", "standby": f"{FENCE}-lending"}
 
     run(tmp_path, scenario)

@@ -25,12 +25,13 @@ from dra_driver.structured import (
     PersistentMap,
     PoolPolicy,
     Snapshot,
-    choose_loan,
+    choose_loans,
     scheduler_takes,
 )
 
 OTHER = "nic.example.com"
 ROOT = "root"
+STANDARD = "resource.kubernetes.io/pcieRoot"
 BROKEN = {"key": "broken", "effect": "NoSchedule"}
 NODES = ("n1", "n2")
 CLASSES = [
@@ -39,10 +40,20 @@ CLASSES = [
 ]
 
 
-class World:
-    """Two nodes with GPUs of ours, some cut into halves or taken or broken, and NICs of another driver."""
+def _root(rng: random.Random, *, lists: bool) -> str | list[str]:
+    if not lists or rng.random() < 0.3:
+        return rng.choice("ab")
+    return rng.sample("abc", rng.choice([1, 2, 2, 3]))
 
-    def __init__(self, rng: random.Random, *, cut: bool) -> None:
+
+class World:
+    """Two nodes with GPUs of ours, some cut into halves or taken or broken, and NICs of another driver.
+
+    With ``lists`` the NICs are at several PCIe roots, and are to have one in common with the GPUs.
+    """
+
+    def __init__(self, rng: random.Random, *, cut: bool, lists: bool = False) -> None:
+        name_of_root = STANDARD if lists else ROOT
         self.slices: list[dict[str, Any]] = []
         self.taken: list[tuple[DeviceID, str]] = []
         for node in NODES:
@@ -57,7 +68,7 @@ class World:
                     more: dict[str, Any] = {"consumesCounters": uses} if halves else {}
                     # kube-scheduler looks at devices in this order: small ones do not always come first.
                     devices.append(
-                        builders.device(name + part, taints=taints, attributes={ROOT: root}, **more)
+                        builders.device(name + part, taints=taints, attributes={name_of_root: root}, **more)
                     )
                 if rng.random() < 0.2:
                     taken = name + ("-x" if halves else "")
@@ -71,15 +82,19 @@ class World:
                     builders.resource_slice(node, name=f"{node}-1", count=2, sharedCounters=sets)
                 )
             nics = [
-                builders.device(f"nic-{i}", attributes={ROOT: rng.choice("ab")})
-                for i in range(rng.randrange(0, 3))
+                builders.device(f"nic-{i}", attributes={name_of_root: _root(rng, lists=lists)})
+                for i in range(rng.randrange(0, 5 if lists else 3))
             ]
             if nics:
                 self.slices.append(builders.resource_slice(node, *nics, driver=OTHER, name=f"{node}-nic"))
         wanted = builders.request(count=rng.choice([1, 1, 2, None]))
         requests = [wanted]
         aligned: dict[str, Any] = {}
-        if rng.random() < 0.6:
+        if lists:
+            nic = builders.request("nic", "nic", count=rng.choice([1, 1, 2]))
+            requests.insert(rng.randrange(2), nic)
+            aligned = {"constraints": [{"matchAttribute": STANDARD}]}
+        elif rng.random() < 0.6:
             requests.insert(rng.randrange(2), builders.request("nic", "nic"))
             if rng.random() < 0.7:
                 aligned = {"constraints": [{"matchAttribute": f"{DRIVER}/{ROOT}", "requests": ["gpu"]}]}
@@ -131,13 +146,21 @@ class World:
                         yield node, frozenset(devices)
 
     def choose(self) -> LoanChoice | NoLoan:
+        found = self.choices_of(1)
+        if isinstance(found, NoLoan):
+            return found
+        (choice,) = found
+        return choice
+
+    def choices_of(self, most: int) -> tuple[LoanChoice, ...] | NoLoan:
         snapshot = self.snapshot()
         ours = {PoolID(DRIVER, PoolName(n)) for n in NODES}
         others = {PoolID(s["spec"]["driver"], PoolName(s["spec"]["pool"]["name"])) for s in self.slices}
-        return choose_loan(
+        return choose_loans(
             snapshot,
             self.claims,
             nodes=NODES,
+            most=most,
             ours=ours,
             pools=PersistentMap((p, PoolPolicy()) for p in sorted(ours | others)),
             slices=[codec.convert(ResourceSlice, s) for s in self.slices],
@@ -147,12 +170,12 @@ class World:
         )
 
 
-@pytest.mark.parametrize("cut", [False, True], ids=["whole", "cut"])
+@pytest.mark.parametrize("form", ["whole", "cut", "whole beside lists", "cut beside lists"])
 @pytest.mark.parametrize("batch", range(4))
-def test_devices_are_lent_that_kube_scheduler_takes_wherever_there_are_any(batch: int, cut: bool) -> None:
+def test_devices_are_lent_that_kube_scheduler_takes_wherever_there_are_any(batch: int, form: str) -> None:
     lent = none = 0
     for seed in range(25 * batch, 25 * batch + 25):
-        world = World(random.Random(seed), cut=cut)
+        world = World(random.Random(seed), cut="cut" in form, lists="lists" in form)
         found = world.choose()
         if isinstance(found, LoanChoice):
             lent += 1
@@ -167,6 +190,28 @@ def test_devices_are_lent_that_kube_scheduler_takes_wherever_there_are_any(batch
             assert next(world.choices(), None) is None, (seed, found.why())
     assert lent
     assert none
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["whole", "cut"])
+def test_what_is_lent_on_several_nodes_serves_on_each_of_them(cut: bool) -> None:
+    several = 0
+    for seed in range(40):
+        world = World(random.Random(seed), cut=cut)
+        found = world.choices_of(3)
+        if isinstance(found, NoLoan):
+            continue
+        assert found[0] == world.choose(), seed
+        names = [one.node for one in found]
+        assert len(set(names)) == len(names)
+        several += len(found) > 1
+        for one in found:
+            ((pool, devices),) = one.devices.items()
+            assert pool.pool == one.node
+            assert world.serves(one.node, devices), seed
+        # A node that is left out has nothing that would serve.
+        if len(found) < len(NODES):
+            assert {node for node, _ in world.choices()} == set(names), seed
+    assert several
 
 
 def test_lent_devices_lose_our_taint_alone() -> None:

@@ -173,7 +173,7 @@ def test_sick_devices_are_tainted_and_come_last() -> None:
         ({"x y": DeviceAttribute(int_value=1)}, "C identifier"),
         ({"a_b/x": DeviceAttribute(int_value=1)}, "domain"),
         ({"a/b/c": DeviceAttribute(int_value=1)}, "domain"),
-        ({"x": DeviceAttribute(strings=("a",))}, "list"),
+        ({"x": DeviceAttribute(strings=())}, "list"),
     ],
 )
 def test_what_the_server_would_refuse_is_left_out_with_the_reason(

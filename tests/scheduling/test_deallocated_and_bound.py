@@ -48,6 +48,7 @@ def asking(*resources: str) -> list[dict[str, Any]]:
     return [{**container(), "resources": {"requests": amounts, "limits": amounts}}]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_pods_that_cannot_be_placed_keep_nothing_from_those_that_can(kind: str) -> None:
     async def scenario(world: SchedulingWorld) -> None:
@@ -131,6 +132,7 @@ def test_the_node_is_nominated_before_kube_scheduler_sees_the_pod(kind: str) -> 
     run(kind, scenario)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_node_with_room_again_is_used_within_two_seconds(kind: str) -> None:
     """Without room for what the allocator does not count, each node is tried and left out for a while."""

@@ -23,7 +23,7 @@ from dra_driver.api.names import (
 )
 from dra_driver.api.resource import RESOURCE_CLAIMS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 KINDS = ["embedded", pytest.param("real", marks=pytest.mark.long)]
 # What kube-scheduler looks at and a controller that may not read storage objects does not.

@@ -20,7 +20,7 @@ from dra_driver.api.names import CANNOT_ALLOCATE, GROUP_LABEL, GROUP_SIZE_LABEL
 from dra_driver.api.own.policy import DEVICE_POLICIES
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 DELAY = 1.0
 GROUP = "node-group"

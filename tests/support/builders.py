@@ -183,7 +183,10 @@ def device_class(name: str = "gpu", expression: str = "", **more: Any) -> Body:
 
 
 def attribute(value: object) -> Body:
-    """Return the value of an attribute as it is on the wire."""
+    """Return the value of an attribute as it is on the wire; a list has several of one type."""
+    if isinstance(value, list):
+        ((kind, _),) = attribute(value[0]).items()
+        return {f"{kind}s": value}
     if isinstance(value, bool):
         return {"bool": value}
     return {"int": value} if isinstance(value, int) else {"string": value}

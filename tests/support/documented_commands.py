@@ -15,10 +15,12 @@ from typing import Final
 
 from paths import PROJECT
 
-__all__ = ["LANGUAGES", "Block", "Command", "blocks", "commands", "fences", "pages"]
+__all__ = ["LANGUAGES", "SCRIPTS", "Block", "Command", "blocks", "commands", "fences", "pages"]
 
 # What fenced blocks hold; `text` is what is neither a command nor a document.
 LANGUAGES: Final = ("sh", "console", "text", "yaml", "python", "toml", "json", "promql", "proto")
+# test_written_paths.py runs what is on these pages.
+SCRIPTS: Final = "docs/paths/"
 _FENCE = re.compile(
     r"^(?P<indent> *)(?P<fence>```+)(?P<language>[^\n`]*)\n(?P<text>.*?)^(?P=indent)(?P=fence) *$",
     re.M | re.S,
@@ -78,8 +80,12 @@ def fences() -> Iterator[Block]:
 
 
 def blocks() -> list[Block]:
-    """Return every block of commands."""
-    return [block for block in fences() if block.language in ("sh", "console")]
+    """Return every block of commands, but for the pages of which blocks run whole, as scripts."""
+    return [
+        block
+        for block in fences()
+        if block.language in ("sh", "console") and not block.page.startswith(SCRIPTS)
+    ]
 
 
 def commands(block: Block) -> Iterator[Command]:

@@ -187,12 +187,12 @@ class FakeClient:
         return copy.deepcopy(found.raw) if found else None
 
     def obj(self, resource: Resource[T], name: str, namespace: str = "") -> T:
-        """Return a stored object; ``KeyError`` where there is none."""
-        return codec.decode(resource.type, self._collection(resource).objects[Key(namespace, name)].encoded)
+        """Return a stored object, the same until it changes; ``KeyError`` where there is none."""
+        return self._collection(resource).objects[Key(namespace, name)].struct(resource.type)
 
     def all(self, resource: Resource[T]) -> list[T]:
-        """Return all objects of a kind, sorted by namespace and name."""
-        return [codec.decode(resource.type, s.encoded) for s in self._collection(resource).list()]
+        """Return all objects of a kind, sorted by namespace and name; each is the same until it changes."""
+        return [s.struct(resource.type) for s in self._collection(resource).list()]
 
     def expire(self) -> None:
         """Forget the history: watches get 410."""

@@ -11,7 +11,6 @@ newest.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple
@@ -436,42 +435,43 @@ def explore(scenario: Scenario, *, back: bool = False, most: int = 3_000_000) ->
         AssertionError: there are more.
     """
     world = World(scenario)
-    first = scenario.start()
-    from_: dict[State, State | None] = {first: None}
-    before: dict[State, list[State]] = {}
-    queue = deque([first])
-    while queue:
-        state = queue.popleft()
+    states = [scenario.start()]
+    numbers = {states[0]: 0}
+    # Of each state, the one from which it was reached first; with ``back`` all from which a step leads to it.
+    from_ = [-1]
+    before: list[list[int]] = [[]]
+    for number, state in enumerate(states):  # which grows meanwhile
         for after in world.steps(state):
-            if back and after != state:
-                before.setdefault(after, []).append(state)
-            if after in from_:
-                continue
-            from_[after] = state
-            assert len(from_) <= most, "the world is too large"
-            if is_doubled(scenario, after):
-                return Explored(len(from_), _way(from_, after), 0)
-            queue.append(after)
-    return Explored(len(from_), (), _stuck(from_, before) if back else 0)
+            # To hash a state is what takes longest, so it is done once for each step.
+            found = numbers.setdefault(after, len(states))
+            if found == len(states):
+                states.append(after)
+                from_.append(number)
+                before.append([])
+                assert len(states) <= most, "the world is too large"
+                if is_doubled(scenario, after):
+                    return Explored(len(states), _way(states, from_, found), 0)
+            if back and found != number:
+                before[found].append(number)
+    return Explored(len(states), (), _stuck(states, before) if back else 0)
 
 
-def _stuck(states: dict[State, State | None], before: dict[State, list[State]]) -> int:
-    good = {state for state in states if is_quiet(state)}
-    queue = deque(good)
+def _stuck(states: list[State], before: list[list[int]]) -> int:
+    queue = [number for number, state in enumerate(states) if is_quiet(state)]
+    good = set(queue)
     while queue:
-        for state in before.get(queue.popleft(), ()):
-            if state not in good:
-                good.add(state)
-                queue.append(state)
+        for number in before[queue.pop()]:
+            if number not in good:
+                good.add(number)
+                queue.append(number)
     return len(states) - len(good)
 
 
-def _way(from_: dict[State, State | None], last: State) -> tuple[State, ...]:
+def _way(states: list[State], from_: list[int], last: int) -> tuple[State, ...]:
     way: list[State] = []
-    at: State | None = last
-    while at is not None:
-        way.append(at)
-        at = from_[at]
+    while last >= 0:
+        way.append(states[last])
+        last = from_[last]
     return tuple(reversed(way))
 
 

@@ -15,6 +15,7 @@ import socket
 import ssl
 import subprocess
 from collections.abc import AsyncIterator
+from http import HTTPStatus
 from pathlib import Path
 
 import aiohttp
@@ -33,6 +34,7 @@ class RealScheduler:
     Attributes:
         slow_binding: seconds by which each reservation of a claim (``PreBind``) is held back.
         writes: method and path of every request but reads, in the order in which they came.
+        refused: paths of writes that the API server has refused.
         log: of the process.
     """
 
@@ -40,6 +42,7 @@ class RealScheduler:
         self.slow_binding = 0.0
         self._flags = flags
         self.writes: list[tuple[str, str]] = []
+        self.refused: list[str] = []
         self.log = folder / "scheduler.log"
         self._url = url
         self._folder = folder
@@ -86,6 +89,8 @@ class RealScheduler:
             data=body or None,
             headers=headers,
         ) as answer:
+            if request.method != "GET" and answer.status == HTTPStatus.FORBIDDEN:
+                self.refused.append(request.path)
             kept = {k: v for k, v in answer.headers.items() if k.lower() not in _DROPPED}
             response = web.StreamResponse(status=answer.status, headers=kept)
             await response.prepare(request)

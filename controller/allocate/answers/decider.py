@@ -33,6 +33,7 @@ from controller.allocate.decide import (
     Settings,
     Write,
     claims_of,
+    is_finished,
 )
 from controller.allocate.plans import PlanAnswer, PlanQuestion, work_out
 from controller.allocate.signal import Signal
@@ -43,7 +44,7 @@ from dra_driver.api.resource import AllocationResult, ResourceClaim
 from dra_driver.ownership import PoolID
 from dra_driver.ports import Clock
 
-__all__ = ["Answered", "Answers", "Decider", "Inline", "WorkerEnded"]
+__all__ = ["Answered", "Answers", "Decider", "Inline", "WorkerEnded", "same_for_the_answer"]
 
 # A worker that is told of it answers a question in the slow lane after the first time.
 _MOST_BLAMED: Final = 3
@@ -183,22 +184,27 @@ class Decider:
             decision = found.answer.decision if found.answer is not None else None
             return decision if isinstance(decision, SetAside) else None
 
-    async def decide(self, pod: Pod, lane: Lane) -> tuple[PodAnswer, Answered] | None:
+    async def decide(self, pod: Pod, lane: Lane, *, lends: bool = False) -> tuple[PodAnswer, Answered] | None:
         """Return what is to be done about a pod; None where it must be asked again, because much has changed.
 
         Whatever is returned must be put into effect (``accepting``) or given back (``release``) at once.
+
+        Args:
+            pod: which one.
+            lane: how much work it may take.
+            lends: see ``PodQuestion``.
         """
         with self._journal.freshness.awaiting(self._journal.version):
-            found = await self._ask(PodID(pod.key, pod.metadata.uid), lane)
+            found = await self._ask(PodID(pod.key, pod.metadata.uid), lane, lends)
             if found.answer is not None and self._holds(pod, found.answer, found.knowledge):
                 return found.answer, found
         self.release(found)
         return None
 
-    async def _ask(self, pod: PodID, lane: Lane) -> Answered:
+    async def _ask(self, pod: PodID, lane: Lane, lends: bool) -> Answered:
         blamed = 0
         while True:
-            question = PodQuestion(pod, self._clock.monotonic(), lane)
+            question = PodQuestion(pod, self._clock.monotonic(), lane, lends=lends)
             try:
                 return await self._answers.ask(question, self.release)
             except WorkerEnded as e:
@@ -299,6 +305,16 @@ class Decider:
 
     def _hold(self, pools: Iterable[PoolID], knowledge: Knowledge) -> bool:
         return all(self._journal.freshness.holds_for_pool(pool, knowledge) for pool in pools)
+
+
+def same_for_the_answer(now: Pod, before: Pod) -> bool:
+    """Return whether what is known of a pod by now leaves an answer about it as it is."""
+    return (
+        now.metadata.uid == before.metadata.uid
+        and now.spec == before.spec
+        and now.metadata.deletion_timestamp == before.metadata.deletion_timestamp
+        and is_finished(now) == is_finished(before)
+    )
 
 
 def _pools(allocations: Iterable[AllocationResult]) -> set[PoolID]:

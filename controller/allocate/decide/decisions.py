@@ -11,6 +11,7 @@ from controller.allocate.decide.groups.gangs import Gangs
 from controller.allocate.decide.groups.group_members import Gang, GroupProblem
 from controller.allocate.decide.heavy import HeavyQuestions
 from controller.allocate.decide.learned import GroupHeld, Learned, NamespaceStruck, QuestionHeavy
+from controller.allocate.decide.lending import LoanTerms
 from controller.allocate.decide.memory import Memory
 from controller.allocate.decide.messages import (
     Change,
@@ -152,10 +153,11 @@ class Decisions:
             case ClaimAssumed(key, uid, allocation):
                 self._improved(self._claims.assume(key, uid, allocation))
             case PoolChanged(pool, blocked, policy, lent):
+                if lent == self._cluster.lent(pool):  # else it says nothing new of the node
+                    self._backoff.reset(pool.pool)
                 self._cluster.set_lent(pool, lent)
                 self._claims.set_lent(pool, lent)
                 self._decider.set_pool(pool, blocked=blocked, policy=policy)
-                self._backoff.reset(pool.pool)
                 self._improved(True)
             case PodExpected(pod_id, node_name):
                 self._pod_expected(pod_id, node_name)
@@ -375,17 +377,16 @@ class Decisions:
         group = self._group_of(pod)
         assert not isinstance(group, GroupProblem)
         budget = self._budget(question, is_group=group is not None)
-        decision: Decision
         gave_up = False
         if question.set_aside:
-            decision = self._supposed.soonest(pod, group, budget, now)
+            decision: Decision = self._supposed.soonest(pod, group, budget, now)
         elif ahead := self._supposed.ahead_of(pod, group):
             with self._supposed.beside(ahead):
-                decision, gave_up = self._decide(pod, group, budget, now)
+                decision, gave_up = self._decide(pod, group, budget, question)
             if isinstance(decision, Refuse):
                 decision = replace(decision, message=decision.message + NOTE)
         else:
-            decision, gave_up = self._decide(pod, group, budget, now)
+            decision, gave_up = self._decide(pod, group, budget, question)
         cut = budget.exhausted or budget.cut
         answer = PodAnswer(
             self._version,
@@ -398,12 +399,15 @@ class Decisions:
         )
         return self._complete(answer, pod, now)
 
-    def _decide(self, pod: Pod, group: Gang | None, budget: Budget, now: float) -> tuple[Decision, bool]:
+    def _decide(
+        self, pod: Pod, group: Gang | None, budget: Budget, question: PodQuestion
+    ) -> tuple[Decision, bool]:
         """Return what is to be done about a pod or its group, and whether it was given up."""
+        now, loan = question.now, LoanTerms(question.lends, self._backoff.came_back(pod.metadata.uid))
         if group is not None:
             return self._gangs.decide(group, pod, budget, self._improvements, now), False
         avoid = self._avoided(pod, now)
-        found = self._decider.decide(pod, budget, avoid, earlier=self._earlier.of(pod, now))
+        found = self._decider.decide(pod, budget, avoid, earlier=self._earlier.of(pod, now), loan=loan)
         if isinstance(found, NoFit):
             return self._refusals.of(pod, found, avoid), found.gave_up
         return found, False

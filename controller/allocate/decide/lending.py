@@ -1,34 +1,54 @@
-"""Pods that kube-scheduler alone can place with their devices, and what is lent to it for them.
+"""Pods that kube-scheduler places with their devices, and what is lent to it for them.
 
-Two kinds: claims that mix devices of ours with those of others, and extended resources that a DeviceClass
-serves. Their allocations are kube-scheduler's to write, so all that is decided here is on which node it is to
-find which devices of ours.
+For three kinds it alone can: claims that mix devices of ours with those of others, extended resources that a
+DeviceClass serves, and claims that ask for something newer than we are. For others our own choice would be a
+guess: pods that came back from one, and pods that demand what we do not look at. Their allocations are
+kube-scheduler's to write, so all that is decided here is on which nodes it is to find which devices of ours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
-from controller.allocate.decide.messages import Lend, Proceed, Wait
+from controller.allocate.decide.messages import Lend, LentNode, Proceed, Wait
 from controller.allocate.decide.nodes.placement import Placements
-from controller.allocate.decide.questions import NoFit
+from controller.allocate.decide.nodes.reports import has_no_node, report_of
+from controller.allocate.decide.questions import NoFit, Question
 from controller.allocate.decide.state.claims import ClaimView
 from controller.allocate.decide.state.cluster_state import ClusterState
+from controller.allocate.decide.state.objects import CLAIM_INDEX, Objects, is_finished
 from controller.allocate.decide.state.ownership import ClaimOwnership
 from controller.allocate.decide.state.usable_pools import UsablePools
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.resource import DeviceClass, ResourceClaim
+from dra_driver.nodefit.volumes import VolumeNeeds
 from dra_driver.resourceclaim import classes_by_resource, extended_claim, extended_resources, shares
-from dra_driver.structured import Budget, LoanChoice, Snapshot, choose_loan
+from dra_driver.structured import Budget, NoLoan, Snapshot, choose_loans, understood
 
-__all__ = ["Lending", "Wish"]
+__all__ = ["MOST_NODES", "Lending", "LoanTerms", "Wish"]
+
+MOST_NODES: Final = 3
+"""On which devices are lent for a pod, where it is not known which of them kube-scheduler takes."""
 
 _LENT: Final = frozenset((ClaimOwnership.OURS, ClaimOwnership.MIXED))
 _NO_NODE: Final = (
     "on each node that suits it devices are lent for another pod, or a device plugin serves the resource"
 )
+_IN_VAIN: Final = NoLoan(lambda: "kube-scheduler cannot use what is free of the pools that it allocates")
+
+
+class LoanTerms(NamedTuple):
+    """What decides about lending for a pod besides the pod itself.
+
+    Attributes:
+        instead: whether devices may be lent where the controller could allocate itself.
+        came_back: whether kube-scheduler has turned down a choice of ours for the pod.
+    """
+
+    instead: bool = False
+    came_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +73,16 @@ class Lending:
         cluster: slices, classes and nodes.
         claims: what is taken.
         placements: where pods can go.
+        pods: with the index ``CLAIM_INDEX``.
     """
 
-    def __init__(self, cluster: ClusterState, claims: ClaimView, placements: Placements) -> None:
+    def __init__(
+        self, cluster: ClusterState, claims: ClaimView, placements: Placements, pods: Objects[Pod]
+    ) -> None:
         self._cluster = cluster
         self._claims = claims
         self._placements = placements
+        self._pods = pods
         # The classes of the last question, and the resources that they serve.
         self._served: tuple[Mapping[str, DeviceClass], Mapping[str, DeviceClass]] = ({}, {})
 
@@ -71,15 +95,19 @@ class Lending:
         """
         ownership = self._cluster.ownership
         waiting = tuple(c for c in claims if c.status.allocation is None)
-        mixed = any(ownership.claim(c).ownership is ClaimOwnership.MIXED for c in waiting)
+        alone = any(
+            owner is ClaimOwnership.MIXED or (owner is ClaimOwnership.OURS and _is_newer(c))
+            for c in waiting
+            for owner in (ownership.claim(c).ownership,)
+        )
         extended = self._extended(pod)
         if extended is None:
-            return Wish(tuple(claims), waiting, frozenset()) if mixed else None
+            return Wish(tuple(claims), waiting, frozenset()) if alone else None
         claim, resources = extended
         owner = ownership.claim(claim).ownership
         if owner is ClaimOwnership.OTHER_CONTROLLER:
             return Wait("another controller lends the devices of its extended resources", poll=10.0)
-        if owner not in _LENT and not mixed:
+        if owner not in _LENT and not alone:
             return None
         return Wish((*claims, claim), waiting, resources)
 
@@ -92,6 +120,7 @@ class Lending:
         *,
         avoid: Collection[str],
         budget: Budget,
+        loan: LoanTerms,
     ) -> Lend | NoFit | Wait | Proceed | None:
         """Return what is to be lent for a pod; None where kube-scheduler need not allocate anything of ours.
 
@@ -102,36 +131,89 @@ class Lending:
             pools: that may be used.
             avoid: nodes that are left out.
             budget: what the choice may cost.
+            loan: what else is known of the pod.
         """
         wish = self._wish(pod, claims)
         if not isinstance(wish, Wish):
             return wish
-        return self._choose(pod, wish, snapshot, pools, avoid=avoid, budget=budget)
-
-    def _choose(
-        self,
-        pod: Pod,
-        wish: Wish,
-        snapshot: Snapshot,
-        pools: UsablePools,
-        *,
-        avoid: Collection[str],
-        budget: Budget,
-    ) -> Lend | NoFit | Wait | Proceed:
-        if why := self._placements.volume_needs(pod).problem:
-            return Wait(why, volumes=True)
+        needs = self._placements.volume_needs(pod)
+        if needs.problem:
+            return Wait(needs.problem, volumes=True)
         if any(map(self._claims.is_assumed, wish.claims)):
             return Wait("a claim of the pod is being allocated for another pod", poll=1.0)
         placement = self._placements.candidates(pod, avoid)
-        lending = self._cluster.lending_nodes
-        nodes = {n for n in placement.nodes if n not in lending and self._serves(n, wish.resources)}
+        nodes = self._free(placement.nodes, wish.resources)
         if not nodes:
             why = _NO_NODE if placement.nodes else placement.summary()
             return NoFit(why, wish.waiting, new_node=not placement.nodes)
-        found = choose_loan(
+        claims = tuple(map(understood, wish.claims))
+        is_guess = loan.came_back or self._is_guess(pod, needs) or claims != wish.claims
+        most = MOST_NODES if is_guess else 1
+        found = self._choose(claims, nodes, most, snapshot, pools, budget)
+        if not isinstance(found, NoLoan) and not found:
+            if report_of(pod) is None:
+                return Proceed(theirs=True)  # others have all that it asks for
+            # kube-scheduler has tried that in vain: devices of ours are left, now or when something changes.
+            own = nodes & {str(pool.pool) for pool in pools.ours}
+            found = self._choose(claims, own, most, snapshot, pools, budget) if own else _IN_VAIN
+        if isinstance(found, NoLoan) or not found:
+            left = found if isinstance(found, NoLoan) else _IN_VAIN
+            return NoFit(left.why, wish.waiting, gave_up=left.gave_up, new_node=left.new_node)
+        suitable = len(placement.nodes) + len(avoid)
+        return Lend(found, slow=_makes_volumes(needs), suitable=suitable)
+
+    def instead(
+        self,
+        pod: Pod,
+        question: Question,
+        snapshot: Snapshot,
+        pools: UsablePools,
+        *,
+        budget: Budget,
+        loan: LoanTerms,
+    ) -> Lend | None:
+        """Return what is to be lent for a pod that could be allocated; None where our own choice is as good.
+
+        Not where kube-scheduler says that no node would do, whatever devices are there: our own choice is in
+        vain for a shorter time. Nor where other pods use the claims: they may be with kube-scheduler, too.
+
+        Args:
+            pod: without a node, to which its claims could be allocated.
+            question: what it asks for.
+            snapshot: the cluster, with what is taken.
+            pools: that may be used.
+            budget: what the choice may cost.
+            loan: what else is known of the pod.
+        """
+        if not loan.instead or has_no_node(pod):
+            return None
+        needs = self._placements.volume_needs(pod)
+        if not (loan.came_back or self._is_guess(pod, needs)) or self._has_others(pod, question.claims):
+            return None
+        nodes = self._free(question.placement.nodes, frozenset())
+        if not nodes:
+            return None
+        found = self._choose(question.claims, nodes, MOST_NODES, snapshot, pools, budget)
+        if isinstance(found, NoLoan) or not found:
+            return None
+        suitable = len(question.placement.nodes)
+        return Lend(found, instead=True, slow=_makes_volumes(needs), suitable=suitable)
+
+    def _choose(
+        self,
+        claims: Sequence[ResourceClaim],
+        nodes: Set[str],
+        most: int,
+        snapshot: Snapshot,
+        pools: UsablePools,
+        budget: Budget,
+    ) -> tuple[LentNode, ...] | NoLoan:
+        """Return what is to be lent; nothing where the best node has all without devices of ours."""
+        found = choose_loans(
             snapshot,
-            wish.claims,
+            claims,
             nodes=nodes,
+            most=most,
             ours=pools.ours,
             pools=pools.every,
             slices=self._cluster.slices,
@@ -139,11 +221,34 @@ class Lending:
             held=self._claims.held,
             budget=budget,
         )
-        if not isinstance(found, LoanChoice):
-            return NoFit(found.why, wish.waiting, gave_up=found.gave_up, new_node=found.new_node)
-        if not found.devices:
-            return Proceed(theirs=True)  # others have all that it asks for
-        return Lend(found.node, tuple(sorted((p, tuple(sorted(d))) for p, d in found.devices.items())))
+        if isinstance(found, NoLoan):
+            return found
+        chosen = found if found[0].devices else ()
+        return tuple(
+            LentNode(
+                one.node, tuple(sorted((pool, tuple(sorted(names))) for pool, names in one.devices.items()))
+            )
+            for one in chosen
+            if one.devices
+        )
+
+    def _is_guess(self, pod: Pod, needs: VolumeNeeds) -> bool:
+        """Return whether a pod demands something of its node that only kube-scheduler looks at."""
+        return _makes_volumes(needs) or not self._placements.are_known(pod)
+
+    def _has_others(self, pod: Pod, claims: Sequence[ResourceClaim]) -> bool:
+        """Return whether other pods use claims that are not allocated."""
+        return any(
+            other.metadata.uid != pod.metadata.uid and not is_finished(other)
+            for claim in claims
+            if claim.status.allocation is None
+            for other in self._pods.by_index(CLAIM_INDEX, claim.key)
+        )
+
+    def _free(self, nodes: Set[str], resources: Set[str]) -> Set[str]:
+        """Return the nodes on which nothing is lent and devices can be."""
+        lending = self._cluster.lending_nodes
+        return {name for name in nodes if name not in lending and self._serves(name, resources)}
 
     def _serves(self, name: str, resources: Set[str]) -> bool:
         """Return whether kube-scheduler would take devices on a node for these resources.
@@ -167,6 +272,16 @@ class Lending:
         if not served:
             return None
         return extended_claim(pod, shares(pod, served).requests), frozenset(served)
+
+
+def _is_newer(claim: ResourceClaim) -> bool:
+    """Return whether a claim asks for something that this version does not know."""
+    return understood(claim) is not claim
+
+
+def _makes_volumes(needs: VolumeNeeds) -> bool:
+    """Return whether a volume is to be made where the pod goes: only its driver knows whether it can be."""
+    return any(one.made and not one.only_made for one in needs.unbound)
 
 
 def _advertised(node: Node, resources: Set[str]) -> bool:

@@ -6,7 +6,7 @@ Times are seconds of one monotonic clock, that of the sender.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from controller.allocate.decide.learned import GroupHeld, Learned, NamespaceStruck, QuestionHeavy
@@ -40,6 +40,7 @@ __all__ = [
     "Hard",
     "Lane",
     "Lend",
+    "LentNode",
     "NodeTurnedDown",
     "ObjectGone",
     "ObjectSeen",
@@ -292,12 +293,14 @@ class PodQuestion:
         now: when the question is asked.
         lane: how much work it may cause.
         set_aside: asked is not what to do now, but which devices to set aside for it. It fits nowhere.
+        lends: whether devices may be lent for it now where the controller could allocate itself.
     """
 
     pod: PodID
     now: float
     lane: Lane = Lane.FAST
     set_aside: bool = False
+    lends: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,18 +383,49 @@ class SetAside:
 
 
 @dataclass(frozen=True, slots=True)
-class Lend:
-    """Devices to be lent to kube-scheduler, which finds all that the pod asks for with them.
-
-    Nothing is taken by this: until they are lent, others may get them, and the pod is asked about again.
+class LentNode:
+    """Devices of a node with which kube-scheduler finds there all that a pod asks for.
 
     Attributes:
         node: where.
         devices: names, by pool of ours.
+        nodes: how many suit the pod but for its devices: kube-scheduler looks at all of these where it finds
+            no devices on that one.
     """
 
     node: str
     devices: tuple[tuple[PoolID, tuple[str, ...]], ...]
+    nodes: int = field(default=1, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Lend:
+    """Devices to be lent to kube-scheduler.
+
+    Nothing is taken by this: until they are lent, others may get them, and the pod is asked about again.
+
+    Attributes:
+        nodes: each of which will do; the best one first.
+        instead: whether the controller could allocate itself; its own choice may be in vain.
+        slow: whether volumes are to be made for the pod before its claims are written.
+        suitable: how many nodes suit the pod but for its devices: kube-scheduler looks at all of these where
+            it finds no devices on the best one.
+    """
+
+    nodes: tuple[LentNode, ...]
+    instead: bool = False
+    slow: bool = False
+    suitable: int = field(default=1, compare=False)
+
+    @property
+    def node(self) -> str:
+        """The best node."""
+        return self.nodes[0].node
+
+    @property
+    def devices(self) -> tuple[tuple[PoolID, tuple[str, ...]], ...]:
+        """Names of the devices on all nodes, by pool."""
+        return tuple(pair for one in self.nodes for pair in one.devices)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,13 @@ import msgspec
 from controller.allocate.decide.earlier_users import EarlierUser
 from controller.allocate.decide.messages import Lend, Proceed, Wait, Write
 from controller.allocate.decide.nodes.placement import Placement
+from controller.allocate.decide.state.claims import ClaimView
 from controller.allocate.decide.state.objects import CLAIM_INDEX, Objects, is_finished
 from controller.allocate.decide.state.ownership import ClaimOwnership, OwnedClaim
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import Uid
 from dra_driver.api.resource import ResourceClaim
+from dra_driver.resourceclaim import is_for_pod, pod_claims
 from dra_driver.structured import AllocatedState
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "PodDecision",
     "Question",
     "Trial",
+    "claims_for",
     "first_problem",
     "nominations",
     "why_behind",
@@ -95,6 +98,24 @@ class Trial:
             self.allocated = self.allocated.with_allocations([(str(claim.key), allocation)])
             status = msgspec.structs.replace(claim.status, allocation=allocation)
             self.claims[claim.metadata.uid] = msgspec.structs.replace(claim, status=status)
+
+
+def claims_for(pod: Pod, known: ClaimView, trial: Trial | None = None) -> list[ResourceClaim] | Wait:
+    """Return the claims of a pod, as they will be after a trial, or what is missing."""
+    tried = trial.claims if trial is not None else {}
+    claims: list[ResourceClaim] = []
+    for used in pod_claims(pod):
+        if not used.entry:
+            continue  # made by kube-scheduler for extended resources: none of ours
+        if used.key is None:
+            return Wait(f"the claim for {used.entry} is not generated yet")
+        claim = known.get(used.key)
+        if claim is None or not is_for_pod(pod, claim):
+            return Wait(f"claim {used.key} does not exist")
+        if claim.metadata.deletion_timestamp and claim.status.allocation is None:
+            return Wait(f"claim {used.key} is being deleted")
+        claims.append(tried.get(claim.metadata.uid, claim))
+    return claims
 
 
 def nominations(pods: Objects[Pod], pending: Iterable[ResourceClaim]) -> dict[str, str]:

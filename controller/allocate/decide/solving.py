@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import cache
 
 from controller.allocate.decide.earlier_users import EarlierUser
-from controller.allocate.decide.lending import Lending
+from controller.allocate.decide.lending import Lending, LoanTerms
 from controller.allocate.decide.messages import Proceed, Settings, Wait, Write
 from controller.allocate.decide.nodes.placement import FreeRoom, Placements
 from controller.allocate.decide.questions import (
@@ -19,6 +19,7 @@ from controller.allocate.decide.questions import (
     PodDecision,
     Question,
     Trial,
+    claims_for,
     first_problem,
     nominations,
     why_behind,
@@ -34,7 +35,6 @@ from dra_driver.api.resource import AllocationResult, ResourceClaim
 from dra_driver.fleet import RequestShape, ShapeCount, count_shapes
 from dra_driver.nodefit.volumes import VolumeNeeds
 from dra_driver.ownership import PoolID, is_controller_taint
-from dra_driver.resourceclaim import is_for_pod, pod_claims
 from dra_driver.structured import (
     Allocated,
     AllocatedState,
@@ -57,6 +57,9 @@ from dra_driver.structured import (
 from dra_driver.structured.matching.constraints import attribute_of
 
 __all__ = ["PodDecider"]
+
+_NO_LOAN = LoanTerms()
+_NOT_LENT = "; devices are lent to kube-scheduler for single pods without a node, not for members of a group"
 
 
 class PodDecider:
@@ -83,7 +86,7 @@ class PodDecider:
         self._claims = claims
         self._pods = pods
         self._placements = placements
-        self._lending = Lending(cluster, claims, placements) if settings.lends else None
+        self._lending = Lending(cluster, claims, placements, pods) if settings.lends else None
         # What is taken for the question at hand, where it is not what the claims hold.
         self._supposed: AllocatedState | None = None
 
@@ -235,6 +238,7 @@ class PodDecider:
         earlier: Iterable[EarlierUser] = (),
         trial: Trial | None = None,
         within: Set[str] | None = None,
+        loan: LoanTerms = _NO_LOAN,
     ) -> PodDecision:
         """Decide what to do about a pod that uses claims and is neither finished nor being deleted.
 
@@ -245,9 +249,11 @@ class PodDecider:
             earlier: pods that kube-scheduler looks at first, and that share claims with this one.
             trial: what is taken when other pods of its group are allocated; if None, what is taken now.
             within: only these nodes.
+            loan: what decides about lending devices for the pod.
         """
-        if self._lending is not None and trial is None and within is None:
-            lent = self._lend(self._lending, pod, budget, avoid)
+        lending = self._lending if trial is None and within is None and not pod.spec.node_name else None
+        if lending is not None:
+            lent = self._lend(lending, pod, budget, avoid, loan)
             if lent is not None:
                 return lent
         question = self.question(pod, avoid, earlier=earlier, trial=trial)
@@ -264,7 +270,10 @@ class PodDecider:
                 continue
             answer = self._solve(pod, question, nodes, trial, budget)
             if isinstance(answer, Write):
-                return answer
+                if lending is None or nodes is not placement.nodes:
+                    return answer
+                terms = (pod, question, self._snapshot(None), self._pools)
+                return lending.instead(*terms, budget=budget, loan=loan) or answer
             gave_up = answer.gave_up or (decision is not None and decision.gave_up)
             decision = replace(decision or answer, gave_up=gave_up)
         if decision is None:
@@ -276,12 +285,15 @@ class PodDecider:
             return replace(decision, elsewhere=True)
         return decision
 
-    def _lend(self, lending: Lending, pod: Pod, budget: Budget, avoid: Collection[str]) -> PodDecision | None:
+    def _lend(
+        self, lending: Lending, pod: Pod, budget: Budget, avoid: Collection[str], loan: LoanTerms
+    ) -> PodDecision | None:
         """Return what is lent for a pod; None where kube-scheduler need not allocate anything of ours."""
         claims = self._claims_of(pod, None)
-        if pod.spec.node_name or isinstance(claims, Wait):
+        if isinstance(claims, Wait):
             return None
-        return lending.decide(pod, claims, self._snapshot(None), self._pools, avoid=avoid, budget=budget)
+        snapshot = self._snapshot(None)
+        return lending.decide(pod, claims, snapshot, self._pools, avoid=avoid, budget=budget, loan=loan)
 
     def question(
         self,
@@ -308,6 +320,8 @@ class PodDecider:
             # The rest is kube-scheduler's, but it must not see the pod before another controller is done.
             return Wait("another controller allocates a claim of the pod", poll=10.0)
         if problem:
+            if self._lending is not None and any(i.ownership is ClaimOwnership.MIXED for i in owned):
+                problem += _NOT_LENT
             pairs = zip(pending, owned, strict=True)
             waiting = tuple(c for c, i in pairs if i.ownership in (ClaimOwnership.OURS, ClaimOwnership.MIXED))
             return NoFit(problem, waiting)
@@ -370,21 +384,7 @@ class PodDecider:
         return isinstance(allocate(self._snapshot(trial), claims, budget=budget), Allocated)
 
     def _claims_of(self, pod: Pod, trial: Trial | None) -> list[ResourceClaim] | Wait:
-        """Return the claims of a pod, as they will be after a trial, or what is missing."""
-        tried = trial.claims if trial is not None else {}
-        claims: list[ResourceClaim] = []
-        for used in pod_claims(pod):
-            if not used.entry:
-                continue  # made by kube-scheduler for extended resources: none of ours
-            if used.key is None:
-                return Wait(f"the claim for {used.entry} is not generated yet")
-            claim = self._claims.get(used.key)
-            if claim is None or not is_for_pod(pod, claim):
-                return Wait(f"claim {used.key} does not exist")
-            if claim.metadata.deletion_timestamp and claim.status.allocation is None:
-                return Wait(f"claim {used.key} is being deleted")
-            claims.append(tried.get(claim.metadata.uid, claim))
-        return claims
+        return claims_for(pod, self._claims, trial)
 
     def _solve(
         self,

@@ -7,8 +7,21 @@ recalls is the publishing side's (``dra_driver.publishing.loans``). Here is what
 from __future__ import annotations
 
 from controller.allocate.lending.lender import Lender
+from controller.allocate.lending.limits import CounterPools, LoanLimits
 from controller.allocate.lending.pods import MOST_PODS, Ending, PodLoans, wants_loan
 from controller.allocate.lending.port import Loans
 from controller.allocate.lending.shares import RecentShares
+from controller.allocate.lending.shown import LendingStatus
 
-__all__ = ["MOST_PODS", "Ending", "Lender", "Loans", "PodLoans", "RecentShares", "wants_loan"]
+__all__ = [
+    "MOST_PODS",
+    "CounterPools",
+    "Ending",
+    "Lender",
+    "LendingStatus",
+    "LoanLimits",
+    "Loans",
+    "PodLoans",
+    "RecentShares",
+    "wants_loan",
+]

@@ -7,8 +7,19 @@ from typing import Final
 import structlog
 
 from controller.allocate.answers.journal import Journal
-from controller.allocate.decide import Lend, NodeTurnedDown, PodExpected, PodID
-from controller.allocate.lending.pods import LOAN_SECONDS, Ending, PodLoans, wants_loan
+from controller.allocate.decide import (
+    EVERYWHERE,
+    Decision,
+    GroupWrite,
+    Lend,
+    NodeTurnedDown,
+    PodExpected,
+    PodID,
+    Write,
+    has_no_node,
+)
+from controller.allocate.lending.limits import LoanLimits
+from controller.allocate.lending.pods import Ending, PodLoans, wants_loan
 from controller.allocate.reporting import AllocationReports
 from controller.allocate.wakeups import Wakeups
 from controller.allocate.writer import Writer
@@ -35,6 +46,7 @@ class Lender:
 
     Args:
         loans: for which pods what is lent; its ``ended`` must call ``ended``.
+        limits: what keeps a loan from being made.
         journal: learns where pods are expected, and which nodes were turned down.
         wakeups: queues of pods.
         writer: of nominations and gates.
@@ -46,6 +58,7 @@ class Lender:
     def __init__(
         self,
         loans: PodLoans,
+        limits: LoanLimits,
         journal: Journal,
         wakeups: Wakeups,
         writer: Writer,
@@ -54,6 +67,7 @@ class Lender:
         pods: Informer[Pod],
     ) -> None:
         self._loans = loans
+        self._limits = limits
         self._journal = journal
         self._wakeups = wakeups
         self._writer = writer
@@ -70,6 +84,21 @@ class Lender:
         """Return whether something is lent for a pod."""
         return self._loans.has(pod)
 
+    def serves_instead(self, pod: Pod) -> bool:
+        """Return whether something may be lent now for a pod that the controller could serve itself."""
+        return not pod.spec.node_name and self._loans.serves_instead(pod)
+
+    def holds(self, decision: Decision) -> bool:
+        """Return whether a decision allocates a claim with which kube-scheduler may be placing a pod now."""
+        match decision:
+            case Write():
+                writes: tuple[Write, ...] = (decision,)
+            case GroupWrite():
+                writes = tuple(write for _, write in decision.writes)
+            case _:
+                return False
+        return self._loans.holds(claim.key for write in writes for claim, _ in write.allocations)
+
     def skip(self, pod: Pod) -> None:
         """Take note that nothing is to be lent for a pod now."""
         self._loans.skip(pod)
@@ -79,7 +108,21 @@ class Lender:
 
         Nothing may be awaited since the decision was judged.
         """
-        why, again = self._loans.begin(pod, decision)
+        refused, again = self._limits.refusal(pod, decision)
+        if refused:
+            self._loans.skip(pod)
+            why = refused
+        else:
+            why, again = self._loans.begin(pod, decision)
+        if why and decision.instead:
+            self._loans.serve_here(pod)
+            self._wakeups.queue.add(pod.key)
+            return
+        if refused:
+            self._reports.refuses_loan(pod, why)
+            if again:
+                self._wakeups.queue.add_after(pod.key, again)
+            return
         if why:
             self._reports.waits_for_loan(pod, why)
             if again:
@@ -87,7 +130,7 @@ class Lender:
             return
         self._journal.apply(PodExpected(PodID(pod.key, pod.metadata.uid), decision.node))
         self._wakeups.served(pod.key)
-        self._reports.lends(pod, decision.node, self._loans.devices(pod))
+        self._reports.lends(pod, self._loans.devices(pod))
         self._wakeups.queue.add(pod.key)
 
     async def go_on(self, pod: Pod) -> None:
@@ -100,24 +143,29 @@ class Lender:
         node = self._loans.opens(pod)
         if node:
             # kube-scheduler tries this node first. Without the nomination it finds the devices all the same.
+            nominated = pod.metadata.resource_version
             if pod.status.nominated_node_name != node:
-                await self._writer.nominate(pod, node)
+                nominated = await self._writer.nominate(pod, node)
             if is_gated(pod):
                 await self._writer.ungate(pod)
-            self._loans.opened(self._pods.get(pod.key) or pod)
-            left = LOAN_SECONDS
+            left = self._loans.opened(self._pods.get(pod.key) or pod, nominated)
         if left > 0:
             self._wakeups.queue.add_after(pod.key, max(left, _SOONEST_SECONDS))
 
-    def _ended(self, pod: PodID, node: str, ending: Ending) -> None:
+    def _ended(self, pod: PodID, nodes: tuple[str, ...], ending: Ending) -> None:
         self._reports.loan_ended(ending.value)
         known = self._pods.get(pod.key)
         if ending in _WHY:
             # A gate cannot be put back. kube-scheduler goes on looking at the pod, which finds every device
             # tainted, and whatever is lent for it next.
             self._journal.apply(PodExpected(pod, None))
-            if ending in (Ending.TIMEOUT, Ending.REFUSED):
-                self._journal.apply(NodeTurnedDown(pod.uid, node, self._clock.monotonic()))
             if known is not None and known.metadata.uid == pod.uid:
-                self._reports.loan_in_vain(known, node, _WHY[ending])
+                if ending in (Ending.TIMEOUT, Ending.REFUSED):
+                    self._turn_down(known, nodes)
+                self._reports.loan_in_vain(known, nodes, _WHY[ending])
         self._wakeups.queue.add(pod.key)
+
+    def _turn_down(self, pod: Pod, nodes: tuple[str, ...]) -> None:
+        """Have the nodes of a loan in vain left out; where no node would do, as after our own choice."""
+        for node in (EVERYWHERE,) if has_no_node(pod) else nodes:
+            self._journal.apply(NodeTurnedDown(pod.metadata.uid, node, self._clock.monotonic()))

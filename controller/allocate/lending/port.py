@@ -24,6 +24,10 @@ class Loans(Protocol):
         """Return why nothing can be lent now at all; empty if it can."""
         ...
 
+    def room(self) -> int:
+        """Return how many more devices can be lent, as far as their recall has to fit into its object."""
+        ...
+
     def lend(self, pool: PoolID, devices: Mapping[str, frozenset[str]]) -> bool:
         """Begin to lend devices of a pool, by unit: the allocator leaves them alone when this returns.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from typing import Final
 
 from controller.allocate.decide import Decisions, GroupKey, PodID, StateView, called, claims_of, is_finished
@@ -18,11 +18,10 @@ from controller.allocate.plans.messages import (
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey, ObjectMeta, Uid
 from dra_driver.api.names import PREEMPTIBLE_LABEL
-from dra_driver.api.pod_affinity import LabelSelector
 from dra_driver.api.resource import ResourceClaim, ResourceClaimStatus
 from dra_driver.preemption import Fits, HoldingPod, NoVictims, OccupiedCluster, Preemptor, choose_victims
+from dra_driver.resourceclaim import selects
 from dra_driver.structured import Budget, GroupMember
-from dra_driver.structured.model.nodeselection import label_holds
 
 __all__ = ["work_out_preemption"]
 
@@ -193,19 +192,13 @@ class _Occupied:
         """Yield the budgets that count the removal of a pod."""
         labels = pod.metadata.labels or {}
         for budget in self._budgets.get(pod.metadata.namespace, ()):
-            if budget.selector is not None and _selects(budget.selector, labels):
+            if budget.selector is not None and selects(budget.selector, labels):
                 yield str(budget.key)
 
 
 def _called(group: GroupKey) -> str:
     namespace, name = group
     return called(name, namespace)
-
-
-def _selects(selector: LabelSelector, labels: Mapping[str, str]) -> bool:
-    return all(labels.get(key) == value for key, value in selector.match_labels.items()) and all(
-        label_holds(r.operator, r.values, labels.get(r.key)) for r in selector.match_expressions
-    )
 
 
 def _seconds(time: str | None, now: float) -> int:

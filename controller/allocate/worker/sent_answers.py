@@ -20,6 +20,7 @@ from controller.allocate.decide import (
     Lane,
     Learned,
     Lend,
+    LentNode,
     Place,
     PodAnswer,
     PodID,
@@ -41,7 +42,6 @@ from dra_driver.api.resource import (
 )
 from dra_driver.errors import DecodeError
 from dra_driver.fleet import RequestShape, ShapeCount
-from dra_driver.ownership import PoolID
 
 __all__ = [
     "Answer",
@@ -102,8 +102,10 @@ class _SetAside(msgspec.Struct, frozen=True, tag="set aside"):
 
 
 class _Lend(msgspec.Struct, frozen=True, tag="lend"):
-    node: str
-    devices: tuple[tuple[PoolID, tuple[str, ...]], ...]
+    nodes: tuple[LentNode, ...]
+    instead: bool
+    slow: bool
+    suitable: int
 
 
 class _Write(msgspec.Struct, frozen=True):
@@ -240,8 +242,8 @@ def _packed(decision: Decision) -> _Packed:
             return _Hard()
         case SetAside(rank, places):
             return _SetAside(rank, places)
-        case Lend(node, devices):
-            return _Lend(node, devices)
+        case Lend(nodes, instead, slow, suitable):
+            return _Lend(nodes, instead, slow, suitable)
         case Write():
             return _Writes((_packed_write(None, decision),))
         case GroupWrite(writes):
@@ -293,8 +295,8 @@ def decision_of(answer: Answer, known: Callable[[ObjectKey], ResourceClaim | Non
             return Hard()
         case _SetAside(rank, places):
             return SetAside(rank, places)
-        case _Lend(node, devices):
-            return Lend(node, devices)
+        case _Lend(nodes, instead, slow, suitable):
+            return Lend(nodes, instead, slow, suitable)
         case _Writes(writes):
             pairs = [
                 (w.pod, Write(w.node, tuple((found(ref), allocation) for ref, allocation in w.allocations)))
@@ -331,6 +333,10 @@ def check_answer(answer: Answer, question: PodQuestion, known: int, version: int
         asked = (_Wait, _Proceed, _Refuse, _Hard, _Writes, _Lend)
     if not isinstance(answer.decision, asked):
         raise DecodeError("it answers another question")
+    if isinstance(answer.decision, _Lend) and (
+        not answer.decision.nodes or (answer.decision.instead and not question.lends)
+    ):
+        raise DecodeError("devices are lent nowhere, or for a pod for which none may be lent")
     waits = [answer.pause, *(seconds for _, seconds in answer.avoided)]
     if isinstance(answer.decision, _Wait):
         waits.append(answer.decision.poll)

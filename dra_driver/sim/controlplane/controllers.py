@@ -133,9 +133,16 @@ class ClaimController:
 
     async def _generated(self, pod: Pod, entry: PodResourceClaim) -> str | None:
         """Return the name of the claim of one entry; create the claim if there is none."""
-        for claim in self._claims.by_index("owner", pod.metadata.uid):
-            if (claim.metadata.annotations or {}).get(POD_CLAIM_ANNOTATION) == entry.name:
-                return claim.metadata.name
+        found = [
+            claim.metadata.name
+            for claim in self._claims.by_index("owner", pod.metadata.uid)
+            if (claim.metadata.annotations or {}).get(POD_CLAIM_ANNOTATION) == entry.name
+        ]
+        if found:
+            # There are several where the answer to a creation was lost. The one that the status names stays.
+            statuses = {s.name: s.resource_claim_name for s in pod.status.resource_claim_statuses}
+            named = statuses.get(entry.name)
+            return named if named in found else found[0]
         assert entry.resource_claim_template_name is not None
         template = self._templates.get_by_name(entry.resource_claim_template_name, pod.metadata.namespace)
         if template is None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from dra_driver.api.core import Node
-from dra_driver.api.meta import ObjectKey
-from dra_driver.api.resource import DeviceClass, ResourceClaim, ResourceSlice
+from dra_driver.api.meta import ObjectKey, Uid
+from dra_driver.api.resource import AllocationResult, DeviceClass, ResourceClaim, ResourceSlice
 from dra_driver.kube import Changes, Handler, Informer
 from dra_driver.ownership import is_newer
 from dra_driver.structured import AllocatedState, AllocationTracker, Snapshot
@@ -13,7 +15,7 @@ __all__ = ["FollowedCluster"]
 
 
 class FollowedCluster:
-    """Follows informers, and keeps the claims that were written and that the watch has not shown yet.
+    """Follows informers, and keeps what they do not show: claims that were written, and what was decided.
 
     Args:
         slices, classes, nodes, claims: the informers.
@@ -32,6 +34,7 @@ class FollowedCluster:
         self._nodes = Changes(nodes, lambda old, new: old.metadata.labels == new.metadata.labels)
         self._claims = claims
         self._assumed: dict[ObjectKey, ResourceClaim] = {}
+        self._decided: set[Uid] = set()
         self._tracker = AllocationTracker()
         self._snapshot = Snapshot.build(slices=(), classes=(), nodes=(), allocated=AllocatedState())
         claims.add_handler(Handler(self._changed, lambda _, new: self._changed(new), self._changed))
@@ -59,6 +62,22 @@ class FollowedCluster:
                 del self._assumed[key]
                 self._changed(assumed)
 
+    def decide(self, allocations: Mapping[Uid, AllocationResult]) -> None:
+        """Take allocations as made that are to be written later, by the UID of the claim, or of its pod."""
+        for uid, allocation in allocations.items():
+            self._decided.add(uid)
+            self._tracker.hold(_decided(uid), _decided(uid), allocation)
+
+    def give_up(self, uids: Iterable[Uid]) -> None:
+        """Forget what was decided: it is written, or never will be."""
+        for uid in uids:
+            self._decided.discard(uid)
+            self._tracker.hold(_decided(uid), "", None)
+
+    def is_decided(self, claim: ResourceClaim) -> bool:
+        """Return whether an allocation of a claim is to be written."""
+        return claim.metadata.uid in self._decided
+
     def _changed(self, claim: ResourceClaim) -> None:
         """Update what a claim holds; another claim may have taken its name."""
         known = self.claim(claim.key)
@@ -76,3 +95,8 @@ class FollowedCluster:
         if self._nodes:
             self._snapshot = self._snapshot.with_nodes(*self._nodes.take())
         return self._snapshot.with_allocated(self._tracker.state)
+
+
+def _decided(uid: Uid) -> Uid:
+    """Return the name under which a decision holds devices, beside the claim itself."""
+    return Uid(f"{uid}<decided>")

@@ -38,7 +38,7 @@ from dra_driver.api.resource import (
     DeviceClass,
     ResourceClaim,
 )
-from dra_driver.errors import Conflict, DraError, Invalid, NotFound
+from dra_driver.errors import Conflict, DraError, Forbidden, Invalid, NotFound
 from dra_driver.kube import EventRecorder, Handler, Informer, SystemClock
 from dra_driver.kube.clock import rfc3339
 from dra_driver.ports import KubeClient
@@ -108,10 +108,13 @@ class Scheduler:
 
     Attributes:
         slow_binding: seconds between the decision about a pod whose claims are allocated and PreBind.
+        slow_allocation: seconds between the decision about any other pod with claims and PreBind. Other pods
+            are scheduled meanwhile, beside what was decided; with 0 they wait until that is written.
     """
 
     def __init__(self, api: KubeClient, *, name: str = "default-scheduler", backoff: float = 0.05) -> None:
         self.slow_binding = 0.0
+        self.slow_allocation = 0.0
         self._api = api
         self._name = name
         self._backoff = backoff
@@ -236,18 +239,46 @@ class Scheduler:
             # Its first request is on its way before the next pod is looked at, and perhaps written for.
             await asyncio.sleep(0)
             return
+        if self.slow_allocation and decision.allocations:
+            self._bound[pod.metadata.uid] = decision.node
+            this.by_node[decision.node].append(pod)
+            uids = [*(c.metadata.uid for c in claims), pod.metadata.uid]
+            self._cluster.decide(dict(zip(uids, decision.allocations, strict=False)))
+            binding.create_task(self._allocate_late(pod, claims, decision))
+            return
+        if await self._allocate_and_bind(pod, claims, decision):
+            this.by_node[decision.node].append(pod)
+
+    async def _allocate_and_bind(self, pod: Pod, claims: list[ResourceClaim], decision: _Placement) -> bool:
+        """Write what was decided; return whether the pod is bound."""
         try:
             if decision.share is not None:
                 claims.append(await self._extended.create(pod, decision.share.requests))
             for claim, allocation in zip(claims, decision.allocations, strict=True):
                 await self._claim_writer.reserve(pod, claim, allocation)
-        except (Invalid, PreBindError) as e:
+        except (Forbidden, Invalid, PreBindError) as e:
             await self._refuse(pod, _failed_to_reserve(e))
-            return
+            return False
         if decision.share is not None:
             await self._extended.tell(pod, claims[-1], decision.share)
         await self._bind(pod, decision.node)
-        this.by_node[decision.node].append(pod)
+        return True
+
+    async def _allocate_late(self, pod: Pod, claims: list[ResourceClaim], decision: _Placement) -> None:
+        """Write what was decided after a while, beside other pods, also for a pod that is gone by then."""
+        uids = [*(c.metadata.uid for c in claims), pod.metadata.uid]
+        bound = False
+        try:
+            await asyncio.sleep(self.slow_allocation)
+            bound = await self._allocate_and_bind(pod, claims, decision)
+        except DraError as e:
+            log.debug("pod not bound", pod=str(pod.key), error=str(e))
+            self._again()
+        finally:
+            self._cluster.give_up(uids)
+            if not bound:
+                self._bound.pop(pod.metadata.uid, None)
+                self._dirty.set()
 
     async def _binding_cycle(self, pod: Pod, claims: Sequence[ResourceClaim], decision: _Placement) -> None:
         """Bind a pod whose claims are allocated, beside other pods."""
@@ -272,7 +303,7 @@ class Scheduler:
         """Give reservations back, and report what is not for the next round to find out."""
         await self._claim_writer.unreserve(pod, reserved)
         try:
-            if isinstance(error, Invalid | PreBindError):
+            if isinstance(error, Forbidden | Invalid | PreBindError):
                 await self._refuse(pod, _failed_to_reserve(error))
         except DraError as e:
             log.debug("pod is gone, or the server is", pod=str(pod.key), error=str(e))
@@ -347,6 +378,8 @@ class Scheduler:
         for claim in claims:
             if claim.metadata.deletion_timestamp is not None:
                 return f'resourceclaim "{claim.metadata.name}" is being deleted'
+            if claim.status.allocation is None and self._cluster.is_decided(claim):
+                return f'resourceclaim "{claim.metadata.name}" is in the process of being allocated'
             for request in claim.spec.devices.requests or () if claim.status.allocation is None else ():
                 names = [s.device_class_name for s in request.first_available]
                 names += [request.exactly.device_class_name] if request.exactly is not None else []

@@ -84,6 +84,9 @@ class Actions(Protocol):
     async def preempt(self, *, on: bool) -> None:
         """Turns preemption on, with the rights that it needs; off: everything as it was installed."""
 
+    async def lend(self, *, on: bool) -> None:
+        """Turns lending on, with its rights and policies; off, once nothing is lent: as it was installed."""
+
     async def uninstall(self) -> list[str]:
         """Takes the driver off, and says what is left of it on nodes."""
 

@@ -82,6 +82,10 @@ class LocalActions:
         """See ``Actions``."""
         await ask("preempt" if on else "current")
 
+    async def lend(self, *, on: bool) -> None:
+        """See ``Actions``."""
+        await ask("lend" if on else "lend_no_more")
+
     async def uninstall(self) -> list[str]:
         """See ``Actions``."""
         await ask("uninstall")

@@ -62,6 +62,9 @@ class LocalCluster:
             self._import(archive)
         ready = ["get", "--raw", "/readyz"]
         self.processes.wait("kube-apiserver", "/readyz", lambda: self._succeeds(ready), PATIENCE_SECONDS)
+        # kubectl looks at it before it applies anything; on a busy machine it comes some time after that.
+        schema = ["get", "--raw", "/openapi/v2"]
+        self.processes.wait("kube-apiserver", "its schema", lambda: self._succeeds(schema), PATIENCE_SECONDS)
         for name in ("kube-controller-manager", "kube-scheduler", "kubelet"):
             self._start(name)
         self.processes.wait("kubelet", "a ready node", self._node_ready, PATIENCE_SECONDS)
@@ -81,7 +84,8 @@ class LocalCluster:
             NotUpError: it does not work.
         """
         deploy = (project or self._project) / "deploy"
-        documents = manifests.load(deploy / "manifests") + manifests.load(deploy / "optional")
+        # The folders in "optional" take the place of others: see ``turn_on``.
+        documents = manifests.load(deploy / "manifests") + manifests.load(deploy / "optional", below=False)
         file = self.node.etc / "driver.yaml"
         file.write_text(yaml.safe_dump_all(manifests.adapt(documents, image, self.files)))
         self.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(file))
@@ -133,21 +137,48 @@ class LocalCluster:
         self.kubectl("-n", NAMESPACE, "patch", AGENT, "--type=json", "--patch", json.dumps(patch))
         self.wait_for_driver()
 
-    def turn_preemption_on(self) -> None:
-        """Has the controller preempt, and gives it the right to, until ``install`` is called again.
+    def turn_on(self, option: str, *flags: str) -> None:
+        """Gives the controller flags, and the rights and policies of an option.
+
+        Args:
+            option: a folder of ``deploy/optional``.
+            flags: of the controller, until ``install`` is called again.
 
         Raises:
             NotUpError: it does not come up with it.
         """
-        right = {"apiGroups": [""], "resources": ["pods/eviction"], "verbs": ["create"]}
-        patch: list[dict[str, object]] = [{"op": "add", "path": "/rules/-", "value": right}]
-        role = ("clusterrole", "dra-driver-controller")
-        self.kubectl("patch", *role, "--type=json", "--patch", json.dumps(patch))
+        folder = self._project / "deploy" / "optional" / option
+        self.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(folder))
         args = "/spec/template/spec/containers/0/args/-"
-        flags = ("--preemption=on", "--preemption-rate=100")
         patch = [{"op": "add", "path": args, "value": flag} for flag in flags]
         self.kubectl("-n", NAMESPACE, "patch", CONTROLLER, "--type=json", "--patch", json.dumps(patch))
         self.wait_for_driver()
+
+    def turn_preemption_on(self) -> None:
+        """Has the controller preempt, until ``install`` is called again.
+
+        Raises:
+            NotUpError: it does not come up with it.
+        """
+        self.turn_on("preemption", "--preemption=on", "--preemption-rate=100")
+
+    def turn_lending_on(self) -> None:
+        """Has the controller lend devices.
+
+        Raises:
+            NotUpError: it does not come up with it.
+        """
+        self.turn_on("lending", "--lending=on")
+
+    def turn_lending_off(self) -> None:
+        """Puts things as ``install`` has left them; nothing may be lent.
+
+        Raises:
+            NotUpError: it does not come up.
+        """
+        self.install()
+        recalled = self._project / "deploy" / "optional" / "lending" / "recalled-devices.yaml"
+        self.kubectl("delete", "-f", str(recalled))
 
     def scale_controller(self, number: str) -> None:
         """As many controllers; returns when they run, or are gone.

@@ -11,10 +11,10 @@ import yaml
 from local.node_files import NodeFiles
 
 
-def load(folder: Path) -> list[dict[str, Any]]:
-    """All documents of a folder and the folders in it, in the order of their paths."""
+def load(folder: Path, *, below: bool = True) -> list[dict[str, Any]]:
+    """All documents of a folder, and of the folders in it unless they are left out, in the order of paths."""
     found: list[dict[str, Any]] = []
-    for file in sorted(folder.rglob("*.yaml")):
+    for file in sorted(folder.rglob("*.yaml") if below else folder.glob("*.yaml")):
         found += [d for d in yaml.safe_load_all(file.read_text(encoding="utf-8")) if d]
     return found
 

@@ -51,6 +51,10 @@ class Processes:
         """Where its output is."""
         return self.folder / f"{name}.log"
 
+    def pid(self, name: str) -> int:
+        """Return the ID of one of them."""
+        return self._running[name].pid
+
     def wait(self, name: str, what: str, ready: Callable[[], bool], seconds: float) -> None:
         """Waits until ``ready`` says so.
 

@@ -22,6 +22,7 @@ import pytest
 import virtual_time
 from builders import PROTECTED
 from controller_harness import OURS, inline
+from examples import seeds
 from fake_client import FakeClient, unreachable
 from placement_judge import judging
 from slow_scheduler import SlowScheduler
@@ -40,7 +41,6 @@ T = TypeVar("T", bound=WireObject)
 R = TypeVar("R")
 
 NS = "default"
-SCHEDULES = int(os.environ.get("DRA_BINDING_SCHEDULES", "8"))
 # After which devices are set aside for a pod.
 STARVATION = float(os.environ.get("STARVATION_SECONDS") or 1.0)
 NODE_NAMES = ("n0", "n1", "n2")
@@ -208,6 +208,6 @@ async def play(seed: int) -> None:
         await asyncio.wait({task})
 
 
-@pytest.mark.parametrize("seed", range(SCHEDULES))
+@pytest.mark.parametrize("seed", seeds("DRA_BINDING_SCHEDULES", 8, first=3))
 def test_random_schedules_of_slow_bindings_and_ends_of_the_controller(seed: int) -> None:
     virtual_time.run(play(seed))

@@ -49,6 +49,7 @@ async def start_and_cancel(seed: int) -> None:
     assert task.cancelled()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", range(0, STARTS, 50))
 def test_a_controller_that_is_cancelled_while_it_starts_ends(first: int) -> None:
     for seed in range(first, first + 50):

@@ -8,6 +8,7 @@ from random import Random
 import pytest
 import virtual_time
 from controller_harness import NS, Harness, claim, cluster_of, controlling, pod
+from examples import share
 from fake_client import FakeClient
 from group_members import member
 
@@ -97,7 +98,7 @@ def play(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", share(range(10), 3))
 def test_a_group_is_whole_or_holds_nothing(seed: int) -> None:
     play(seed)
 

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import builders
+import pytest
 import virtual_time
 from builders import NAMESPACE
 from examples import examples
@@ -279,12 +280,14 @@ class Lent:
             self.check()
 
 
+@pytest.mark.long
 @settings(max_examples=examples(60), deadline=None)
 @given(kills=st.booleans(), strays=st.booleans(), seed=st.integers(0, 10**9))
 def test_no_device_is_in_two_claims_however_late_everything_is(kills: bool, strays: bool, seed: int) -> None:
     virtual_time.run(Lent(seed).play(kills=kills, strays=strays))
 
 
+@pytest.mark.long
 def test_that_happens_in_these_worlds() -> None:
     """Devices are lent and taken, the controller allocates, and late writes are refused."""
     worlds = [Lent(seed) for seed in range(6)]
@@ -293,6 +296,7 @@ def test_that_happens_in_these_worlds() -> None:
     assert min(sum(w.taken for w in worlds), sum(w.own for w in worlds), sum(w.refused for w in worlds)) > 5
 
 
+@pytest.mark.long
 def test_without_what_is_recalled_devices_are_in_two_claims() -> None:
     """The search finds it where the policy never knows."""
 

@@ -185,6 +185,7 @@ async def play(seed: int) -> None:
     assert number <= 60 * waiting, f"{number} writes for {waiting} pods in twenty minutes"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SCHEDULES))
 def test_nothing_stays_allocated_for_pods_that_no_node_suits(seed: int) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 import recorded_cases
+from once import once_in_a_run
 
 pytestmark = pytest.mark.sim
 
@@ -42,8 +45,16 @@ async def play_all(cases: list[dict[str, Any]]) -> Mapping[str, list[str]]:
 
 
 @pytest.fixture(scope="module")
-def results() -> Mapping[str, list[str]]:
-    return asyncio.run(play_all([c for c in CASES if c["name"] not in LEFT_OUT]))
+def results(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[str]]:
+    """The differences of each case; processes of a run that share these tests play the cases once."""
+
+    def play(folder: Path) -> None:
+        found = asyncio.run(play_all([c for c in CASES if c["name"] not in LEFT_OUT]))
+        (folder / "results.json").write_text(json.dumps(found))
+
+    folder = once_in_a_run(tmp_path_factory, "recorded-controllers", play)
+    differences: Mapping[str, list[str]] = json.loads((folder / "results.json").read_text())
+    return differences
 
 
 @pytest.mark.parametrize("name", [c["name"] for c in CASES])

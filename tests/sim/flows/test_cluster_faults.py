@@ -51,6 +51,7 @@ def test_a_pod_gets_its_device_whatever_happens() -> None:
     run(scenario)
 
 
+@pytest.mark.long
 def test_a_full_disk_delays_a_pod_but_kills_nobody() -> None:
     async def scenario(cluster: EmbeddedCluster) -> None:
         cluster.inject(parse_faults("fulldisk node1 for 1500ms"))

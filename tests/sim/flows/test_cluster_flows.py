@@ -74,6 +74,7 @@ def test_a_plugin_that_dies_loses_its_slices_and_gets_them_back_when_it_returns(
     support.run(scenario)
 
 
+@pytest.mark.long
 def test_a_plugin_that_returns_in_time_keeps_its_slices() -> None:
     async def scenario(cluster: EmbeddedCluster) -> None:
         node = node_of(cluster)

@@ -71,6 +71,7 @@ async def holders(cluster: EmbeddedCluster) -> dict[str, set[str]]:
     return held
 
 
+@pytest.mark.long
 def test_all_examples_beside_a_device_plugin_give_no_gpu_away_twice() -> None:
     async def scenario(cluster: EmbeddedCluster) -> None:
         beside, plain, extended = names(cluster)

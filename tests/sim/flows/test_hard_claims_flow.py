@@ -17,6 +17,7 @@ REASONS = ("FailedAllocation", "DecisionLimit", "DecisionDelayed")
 pytestmark = [pytest.mark.sim, pytest.mark.slow]
 
 
+@pytest.mark.long
 def test_honest_pods_run_beside_claims_that_are_made_to_be_hard() -> None:
     async def scenario(cluster: EmbeddedCluster) -> None:
         before = await lease(cluster)

@@ -48,6 +48,7 @@ async def versions(cluster: EmbeddedCluster) -> list[str]:
     return sorted(s.metadata.resource_version for s in slices)
 
 
+@pytest.mark.long
 def test_a_pod_gets_the_idle_device_and_no_slice_is_written_for_it() -> None:
     first, second = "gpu-0000-3b-00-0", "gpu-0000-d8-00-0"
 

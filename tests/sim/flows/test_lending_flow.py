@@ -22,6 +22,7 @@ pytestmark = pytest.mark.sim
 GPU = "vendor.example/gpu"
 COLLECTIONS = {
     "ConfigMap": f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps",
+    "MutatingAdmissionPolicy": "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies",
     "ValidatingAdmissionPolicy": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
     "ValidatingAdmissionPolicyBinding": (
         "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
@@ -45,9 +46,13 @@ async def prepare(cluster: EmbeddedCluster) -> None:
         await cluster.api.create(NAMESPACES, {"metadata": {"name": SYSTEM_NAMESPACE}})
     except Conflict:
         pass
-    path = deploy_directory("optional") / "lending" / "recalled-devices.yaml"
-    for body in yaml.safe_load_all(path.read_text(encoding="utf-8")):
-        await cluster.api._call("POST", COLLECTIONS[body["kind"]], body=body)
+    folder = deploy_directory("optional") / "lending"
+    for path in (folder / "recalled-devices.yaml", folder / "gating.yaml"):
+        for body in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+            collection, name = COLLECTIONS[body["kind"]], body["metadata"]["name"]
+            query = "?fieldManager=test&force=true"
+            apply = "application/apply-patch+yaml"
+            await cluster.api._call("PATCH", f"{collection}/{name}{query}", body=body, content_type=apply)
     labels = {"metadata": {"labels": {ALLOCATOR_LABEL: "controller"}}}
     await cluster.api.merge_patch(NAMESPACES, "default", labels)
     patch = {"spec": {"extendedResourceName": GPU}}

@@ -72,6 +72,7 @@ def test_a_draft_that_fits_is_allocated(tmp_path: Path) -> None:
     support.run(scenario, support.config("l4x4", "l4x4"))
 
 
+@pytest.mark.long
 def test_freeing_the_named_holders_is_enough() -> None:
     async def scenario(cluster: EmbeddedCluster) -> None:
         for name, count in (("a", 3), ("b", 2), ("c", 1), ("d", 1)):
@@ -91,6 +92,7 @@ def test_freeing_the_named_holders_is_enough() -> None:
     support.run(scenario, support.config("l4x4", "l4x4"))
 
 
+@pytest.mark.long
 def test_moving_the_named_holders_is_enough() -> None:
     async def scenario(cluster: EmbeddedCluster) -> None:
         # One GPU is left beside the three, so that the two go elsewhere, and the one beside the three.
@@ -127,6 +129,7 @@ def test_adding_the_nodes_is_enough() -> None:
     support.run(scenario, support.config("l4x4"))
 
 
+@pytest.mark.long
 def test_what_is_relaxed_fits() -> None:
     async def scenario(cluster: EmbeddedCluster) -> None:
         await running(cluster, "a", 1)

@@ -70,6 +70,7 @@ def test_a_pod_of_high_priority_gets_room_although_the_controller_is_killed() ->
     support.run(scenario, support.config("dgx-h100", controller_flags=flags), seconds=180)
 
 
+@pytest.mark.long
 def test_in_a_dry_run_it_is_said_who_would_be_removed() -> None:
     async def scenario(cluster: EmbeddedCluster) -> None:
         await full(cluster)

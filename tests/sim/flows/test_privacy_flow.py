@@ -98,6 +98,8 @@ def test_no_text_of_one_namespace_names_what_is_in_another() -> None:
             sly = {"tolerations": TOLERATIONS} if i == 2 else {}
             await support.apply(cluster, claim(THEIRS, f"{SECRET}-c{i}", exactly=sly))
             await support.apply(cluster, pod(THEIRS, f"{SECRET}-p{i}", f"{SECRET}-c{i}"))
+            # As long as it does not run, the scheduler may refuse it, and its device is free once more.
+            await running(cluster, THEIRS, f"{SECRET}-p{i}")
             held.append(await allocation(cluster, THEIRS, f"{SECRET}-c{i}"))
 
         # Too many; too many of one kind; too many for a group.

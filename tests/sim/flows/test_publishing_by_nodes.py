@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 import cluster_support as support
+import pytest
 
 from dra_driver.api.meta import DriverName
 from dra_driver.api.names import CONTROLLER_TAINT, DEFAULT_DRIVER_NAME
@@ -64,6 +65,7 @@ async def restarted(cluster: EmbeddedCluster, *, by_node: bool) -> None:
     await cluster.start_process(plugin)
 
 
+@pytest.mark.long
 def test_without_a_controller_pods_get_devices_and_slices_come_back() -> None:
     async def scenario(cluster: EmbeddedCluster) -> None:
         inventory = await support.inventory(cluster, only(cluster))

@@ -40,6 +40,7 @@ class Stream:
         await asyncio.wait(self._tasks)
 
 
+@pytest.mark.long
 def test_a_pod_that_needs_the_whole_node_runs_beside_a_stream_of_small_ones() -> None:
     async def scenario(cluster: EmbeddedCluster) -> None:
         await support.apply(cluster, support.TEMPLATE)

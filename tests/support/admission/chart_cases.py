@@ -48,6 +48,9 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"backends={','.join(backends)}", {"kubeletPlugin": {"backends": backends}}
     for feature in NVIDIA:
         yield f"nvidia-{feature}", {"kubeletPlugin": {"nvidia": {feature: True}}}
+    npus = {"name": "acme", "driverName": "npu.acme.example", "backends": ["acme"]}
+    fpgas = {"name": "fpga", "driverName": "fpga.example.com", "backends": ["fpga=x"], "privileged": True}
+    yield "extra-drivers", {"extraDrivers": [npus, fpgas], "rdma": {"enabled": True}}
     yield "passthrough", {"kubeletPlugin": {"passthrough": {"enabled": True}}}
     yield (
         "passthrough-mps",

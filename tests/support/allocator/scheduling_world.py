@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import builders
 import real_gates
+import yaml
 from builders import DRIVER, PROTECTED
 from inline_answers import inline
 from manifest_files import documents
@@ -50,6 +51,9 @@ CUSTOM: Resource[MetaObject] = Resource(
 )
 
 
+Connect = Callable[[str], Awaitable[KubeApi]]
+
+
 class Binding(Protocol):
     """What can be slowed down."""
 
@@ -62,18 +66,27 @@ class SchedulingWorld:
     Attributes:
         api: a client that may do everything.
         scheduler: its ``slow_binding`` are the seconds between a decision and the reservation of claims.
+        connect: returns a client with a token, if empty, one that may do everything; the caller closes it.
     """
 
-    def __init__(self, connect: Callable[[], Awaitable[KubeApi]], api: KubeApi, scheduler: Binding) -> None:
+    def __init__(self, connect: Connect, api: KubeApi, scheduler: Binding) -> None:
         self.api = api
         self.scheduler = scheduler
-        self._connect = connect
+        self.connect = connect
 
     @contextlib.asynccontextmanager
-    async def controller(self, *, reads_storage: bool = True, **config: Any) -> AsyncIterator[None]:
-        """Run a controller until the block ends; it ends at once, whatever it is doing."""
-        settings = ControllerConfig(drivers=(DRIVER,), leader_elect=False, **config)
-        api = await self._connect()
+    async def controller(
+        self, *, reads_storage: bool = True, token: str = "", **config: Any
+    ) -> AsyncIterator[None]:
+        """Run a controller until the block ends; it ends at once, whatever it is doing.
+
+        Args:
+            reads_storage: whether it may read volumes.
+            token: of its account; if empty, it may do everything.
+            config: what is set.
+        """
+        settings = ControllerConfig(**{"drivers": (DRIVER,), "leader_elect": False, **config})
+        api = await self.connect(token)
         client = api if reads_storage else WithoutStorage(api)
         made = Controller(client, settings, answers_of=inline)
         task = asyncio.create_task(made.run())
@@ -191,12 +204,16 @@ async def _embedded(folder: Path) -> AsyncIterator[SchedulingWorld]:
     server = ApiServer()
     await server.install(_definitions())
     await server.start()
-    server.write_kubeconfig(folder / "kubeconfig")
 
-    async def connect() -> KubeApi:
-        return await KubeApi.connect(folder / "kubeconfig")
+    async def connect(token: str) -> KubeApi:
+        config = server.kubeconfig()
+        if token:
+            config["users"][0]["user"] = {"token": token}
+        path = folder / f"kubeconfig-{abs(hash(token))}"
+        path.write_text(yaml.safe_dump(config))
+        return await KubeApi.connect(path)
 
-    api, own = await connect(), await connect()
+    api, own = await connect(""), await connect("")
     # As the real one, which begins with one second.
     scheduler = Scheduler(own, backoff=1.0)
     task = asyncio.create_task(scheduler.run())
@@ -218,7 +235,11 @@ async def _real(folder: Path, gates: real_gates.Flags | None) -> AsyncIterator[S
             for body in _definitions():
                 await api.create(CUSTOM, body)
             flags = gates.others if gates is not None else ()
+
+            async def connect(token: str) -> KubeApi:
+                return await server.client(*filter(None, (token,)))
+
             async with real_scheduler(server, folder, *flags) as scheduler:
-                yield SchedulingWorld(server.client, api, scheduler)
+                yield SchedulingWorld(connect, api, scheduler)
         finally:
             await api.close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +13,18 @@ import builders
 import msgspec
 from builders import DRIVER, NAMESPACE
 from fake_client import FakeClient
+from manifest_files import documents
 
 from dra_driver import structured
 from dra_driver.api import codec
 from dra_driver.api.core import CONFIG_MAPS, NODES, PODS, Pod
-from dra_driver.api.names import RECALLED_DEVICES, SYSTEM_NAMESPACE
+from dra_driver.api.names import (
+    CANNOT_ALLOCATE,
+    LENDING_STATUS,
+    NOT_ON_NODE,
+    RECALLED_DEVICES,
+    SYSTEM_NAMESPACE,
+)
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES
 from dra_driver.api.resource import (
     DEVICE_CLASSES,
@@ -24,6 +33,7 @@ from dra_driver.api.resource import (
     AllocationResult,
     ResourceClaim,
 )
+from dra_driver.api.server.admission import MUTATING_POLICIES, MUTATING_POLICY_BINDINGS
 from dra_driver.ownership import PoolID, Recalls, unprotected_devices
 from dra_driver.resourceclaim import (
     classes_by_resource,
@@ -32,6 +42,7 @@ from dra_driver.resourceclaim import (
     pod_claims,
     shares,
 )
+from dra_driver.sim.assets import deploy_directory
 
 __all__ = [
     "BACK",
@@ -41,13 +52,17 @@ __all__ = [
     "cluster_of",
     "decide",
     "doubles",
+    "gate_everywhere",
     "place",
     "pod",
     "recalls",
+    "report",
     "schedule",
     "write",
 ]
 
+HIDDEN = "hidden.example.com/nodes"
+"""Annotation of a pod: the nodes that kube-scheduler would take, for a reason that nobody else knows."""
 OTHER = "nic.example.com"
 RESOURCE = "example.com/gpu"
 ROOM = {"cpu": "64", "memory": "320Gi", "pods": "110"}
@@ -63,8 +78,9 @@ def cluster_of(*nodes: str, gpus: int = 2) -> FakeClient:
     ours = f'device.driver == "{DRIVER}"'
     cluster.put(DEVICE_CLASSES, builders.device_class("gpu", ours, extendedResourceName=RESOURCE))
     cluster.put(DEVICE_CLASSES, builders.device_class("nic", f'device.driver == "{OTHER}"'))
-    recalled = {"name": RECALLED_DEVICES, "namespace": SYSTEM_NAMESPACE}
-    cluster.put(CONFIG_MAPS, {"metadata": recalled})
+    for name in (RECALLED_DEVICES, LENDING_STATUS):
+        cluster.put(CONFIG_MAPS, {"metadata": {"name": name, "namespace": SYSTEM_NAMESPACE}})
+    gate_everywhere(cluster)
     for name in nodes:
         cluster.put(NODES, builders.node(name, uid=f"uid-{name}", allocatable=ROOM))
         devices = [builders.device(f"gpu-{i}", "40Gi", attributes={"type": "gpu"}) for i in range(gpus)]
@@ -72,6 +88,27 @@ def cluster_of(*nodes: str, gpus: int = 2) -> FakeClient:
         nic = builders.device("nic-0")
         cluster.put(RESOURCE_SLICES, builders.resource_slice(name, nic, driver=OTHER))
     return cluster
+
+
+def gate_everywhere(cluster: FakeClient, **constraints: Any) -> None:
+    """Install the policy that sets the gate, as for lending.
+
+    Args:
+        cluster: where.
+        constraints: in place of those of the policy.
+    """
+    policy, binding = copy.deepcopy(_gating())
+    policy["spec"]["matchConstraints"] |= constraints
+    cluster.put(MUTATING_POLICIES, policy)
+    cluster.put(MUTATING_POLICY_BINDINGS, binding)
+
+
+@functools.cache
+def _gating() -> tuple[dict[str, Any], dict[str, Any]]:
+    (policy,) = documents(deploy_directory("optional") / "lending" / "gating.yaml")
+    bindings = documents(deploy_directory("manifests") / "gating.yaml")
+    (binding,) = (d for d in bindings if d["kind"] == MUTATING_POLICY_BINDINGS.kind)
+    return policy, binding
 
 
 def pod(
@@ -96,6 +133,33 @@ class Decided:
     claims: Sequence[tuple[ResourceClaim, AllocationResult]]
 
 
+def suiting(cluster: FakeClient, pod: Pod) -> list[str]:
+    """Return the nodes that kube-scheduler would take for a pod, but for its claims."""
+    hidden = (pod.metadata.annotations or {}).get(HIDDEN)
+    names = sorted(n.metadata.name for n in cluster.all(NODES))
+    return names if hidden is None else [n for n in names if n in hidden.split(",")]
+
+
+def report(cluster: FakeClient, name: str) -> None:
+    """Do as kube-scheduler with a pod for which it has no place: report, and clear the nominated node."""
+    pod, total = cluster.obj(PODS, name, NAMESPACE), len(cluster.all(NODES))
+    suits = len(suiting(cluster, pod))
+    claims = [cluster.obj(RESOURCE_CLAIMS, u.key.name, NAMESPACE) for u in pod_claims(pod) if u.key]
+    why = NOT_ON_NODE if any(c.status.allocation is not None for c in claims) else CANNOT_ALLOCATE
+    parts = [f"{total - suits} node(s) were hidden"] * (suits < total) + [f"{suits} {why}"] * (suits > 0)
+    condition = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": f"0/{total} nodes are available: {', '.join(parts)}.",
+    }
+    kept = [dict(c) for c in pod.status.conditions if c["type"] != "PodScheduled"]
+    if condition in [dict(c) for c in pod.status.conditions] and not pod.status.nominated_node_name:
+        return  # it writes nothing that is there already
+    status = {"conditions": [*kept, condition], "nominatedNodeName": None}
+    cluster.edit(PODS, name, {"status": status}, NAMESPACE)
+
+
 def decide(cluster: FakeClient, pod: Pod, under_way: Sequence[Decided] = ()) -> Decided | None:
     """Decide as kube-scheduler: the nominated node first, the first devices that fit.
 
@@ -117,8 +181,7 @@ def decide(cluster: FakeClient, pod: Pod, under_way: Sequence[Decided] = ()) -> 
             assumed
         ),
     )
-    nodes = sorted(n.metadata.name for n in cluster.all(NODES))
-    for node in sorted(nodes, key=lambda n: n != pod.status.nominated_node_name):
+    for node in sorted(suiting(cluster, pod), key=lambda n: n != pod.status.nominated_node_name):
         first = structured.Strategy.FIRST_FIT
         found = structured.allocate(snapshot, claims, strategy=first, nodes=(node,))
         if isinstance(found, structured.Allocated):
@@ -169,12 +232,13 @@ def waiting(cluster: FakeClient) -> list[Pod]:
     return [p for p in cluster.all(PODS) if not (p.spec.node_name or p.spec.scheduling_gates)]
 
 
-async def schedule(cluster: FakeClient) -> None:
-    """Do as kube-scheduler for ever."""
+async def schedule(cluster: FakeClient, *, reports: bool = False) -> None:
+    """Do as kube-scheduler for ever; it says why pods have no place where ``reports`` is true."""
     while True:
         await asyncio.sleep(0.05)
         for one in waiting(cluster):
-            place(cluster, one.metadata.name)
+            if not place(cluster, one.metadata.name) and reports:
+                report(cluster, one.metadata.name)
 
 
 # --- what is seen -------------------------------------------------------------------------------------------

@@ -74,9 +74,9 @@ class Ends:
                     continue
                 if now - since.setdefault(found.metadata.uid, now) >= self.seconds:
                     self._cluster.remove(PODS, found.metadata.name, found.metadata.namespace)
+            used = {name for p in self._cluster.all(PODS) for name in _claims(p)}
             for c in self._cluster.all(RESOURCE_CLAIMS):
-                users = [p for p in self._cluster.all(PODS) if c.metadata.name in _claims(p)]
-                if not users:
+                if c.metadata.name not in used:
                     self._cluster.remove(RESOURCE_CLAIMS, c.metadata.name, c.metadata.namespace)
             await asyncio.sleep(0.2)
 

@@ -9,18 +9,17 @@ import sys
 from pathlib import Path
 from typing import Any, Self
 
-import nvml_stub_support as stub
 from paths import HARDWARE, SUPPORT
 
 
 class Lives:
-    """The server that forks the processes, see ``nvml_node``, with a stub built into ``folder``."""
+    """The server that forks the processes, see ``nvml_node``, with the stub in the folder ``library``."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, library: Path) -> None:
         # The dynamic linker reads its variable at the start of a process alone.
         env = {
             **os.environ,
-            "LD_LIBRARY_PATH": str(stub.build(folder, stub.compiler())),
+            "LD_LIBRARY_PATH": str(library),
             "PYTHONPATH": f"{HARDWARE}:{SUPPORT}",
         }
         self._server = subprocess.Popen(

@@ -15,11 +15,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from once import once_in_a_run
 from paths import SUPPORT
 
 from dra_driver.discovery.nvidia.products import MIB, products
+
+if TYPE_CHECKING:  # what runs as a script without tests need not import it
+    import pytest
 
 SOURCE = Path(__file__).parents[2] / "nvml_stub" / "nvml_stub.c"
 NOT_SUPPORTED, GPU_IS_LOST, UNKNOWN = 3, 15, 999
@@ -71,6 +75,11 @@ def build(folder: Path, command: Sequence[str]) -> Path:
     done = subprocess.run([*command, *flags], capture_output=True, text=True, env=env, timeout=300)
     assert done.returncode == 0, f"the NVML stub does not compile with {command}:\n{done.stderr}"
     return folder
+
+
+def shared(factory: pytest.TempPathFactory) -> Path:
+    """Compile the stub once in a run; return its folder (to be put in LD_LIBRARY_PATH)."""
+    return once_in_a_run(factory, "nvml-stub", lambda folder: build(folder, compiler()))
 
 
 @dataclass

@@ -126,6 +126,7 @@ class NodeBackoff:
         self._longest = longest
         self._nodes: dict[Uid, dict[str, _TurnedDown]] = {}
         self._pods: dict[str, set[Uid]] = {}
+        self._came_back: set[Uid] = set()
         self._without_node = PodsWithoutNode(rest, longest)
         self._siblings = _Siblings(seconds)
 
@@ -135,6 +136,7 @@ class NodeBackoff:
 
     def add(self, pod: Uid, node: str, now: float) -> float:
         """Note that a node does not suit a pod; return the seconds for which it is avoided."""
+        self._came_back.add(pod)
         if node == EVERYWHERE:
             return self._without_node.add(pod, self._siblings.kin(pod), now)
         known = self._nodes.setdefault(pod, {})
@@ -144,6 +146,10 @@ class NodeBackoff:
         known[node] = _TurnedDown(now, now + seconds, times + 1)
         self._siblings.add(pod, node, now)
         return seconds
+
+    def came_back(self, pod: Uid) -> bool:
+        """Return whether a pod was turned down on some node, or everywhere, since it is known."""
+        return pod in self._came_back
 
     def nodes(self, pod: Uid, now: float) -> dict[str, float]:
         """Return the nodes that are avoided now, with the seconds for which they still are."""
@@ -206,6 +212,7 @@ class NodeBackoff:
     def forget(self, pod: Uid) -> None:
         """Forget a pod that is gone."""
         kin = self._siblings.kin(pod)
+        self._came_back.discard(pod)
         if self._siblings.forget(pod):
             self._without_node.forget_kin(kin)
         self._without_node.forget(pod)

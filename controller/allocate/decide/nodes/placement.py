@@ -27,6 +27,7 @@ from dra_driver.nodefit import (
     NodeRoom,
     PodNeeds,
     Vector,
+    are_all_terms_known,
     condition_problem,
     described,
     has_many_conditions,
@@ -318,6 +319,10 @@ class Placements:
             return found
         left = Left(found.nodes, found.rejected, found.evicting)
         return Placement(*self._beside.left(pod, rules, left, key, state))
+
+    def are_known(self, pod: Pod) -> bool:
+        """Return whether all that a pod demands of a node, besides volumes, is looked at here."""
+        return are_all_terms_known(pod) and not has_many_conditions(pod, _MOST_CONDITIONS)
 
     def beside(self, pod: Pod) -> bytes:
         """Return what decides where a pod may go beside other pods: the same for pods that it holds for."""

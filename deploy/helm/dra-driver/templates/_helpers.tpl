@@ -45,11 +45,22 @@ has({{ . }}.tolerations) && {{ . }}.tolerations.exists(t,
 {{- end -}}
 {{- end }}
 
+{{/* Names of this chart's drivers, as JSON. The NICs' driver counts where it is not installed, too: manifests add it later. */}}
+{{- define "dra-driver.names" -}}
+{{- $names := list .Values.driverName .Values.rdma.driverName -}}
+{{- range .Values.extraDrivers }}{{ $names = append $names .driverName }}{{ end -}}
+{{- toJson $names -}}
+{{- end }}
+
 {{/* Values that contradict each other; included once, by the controller's template. */}}
 {{- define "dra-driver.check" -}}
 {{- $named := dict -}}
 {{- $label := "[a-z0-9]([-a-z0-9]*[a-z0-9])?" -}}
-{{- range $place, $name := dict "driverName" .Values.driverName "rdma.driverName" .Values.rdma.driverName -}}
+{{- $places := dict "driverName" .Values.driverName "rdma.driverName" .Values.rdma.driverName -}}
+{{- range $i, $it := .Values.extraDrivers -}}
+{{- $_ := set $places (printf "extraDrivers[%d].driverName" $i) $it.driverName -}}
+{{- end -}}
+{{- range $place, $name := $places -}}
 {{- if not (regexMatch (printf "^%s([.]%s)+$" $label $label) $name) -}}
 {{- fail (printf "%s: %s is no DNS name in lower case with a dot, such as gpu.dra-driver.dev" $place $name) -}}
 {{- end -}}
@@ -114,8 +125,21 @@ has({{ . }}.tolerations) && {{ . }}.tolerations.exists(t,
 {{- if and .Values.rdma.enabled (eq .Values.rdma.driverName .Values.driverName) -}}
 {{- fail (printf "rdma.driverName: %s is the driverName of the GPUs as well; two plugins cannot register one name" .Values.driverName) -}}
 {{- end -}}
+{{- $taken := dict .Values.driverName "driverName" -}}
+{{- if .Values.rdma.enabled -}}{{- $_ := set $taken .Values.rdma.driverName "rdma.driverName" -}}{{- end -}}
+{{- $components := dict "rdma" true "kubelet" true -}}
+{{- range $i, $it := .Values.extraDrivers -}}
+{{- if hasKey $taken $it.driverName -}}
+{{- fail (printf "extraDrivers[%d].driverName: %s is %s as well; two plugins cannot register one name" $i $it.driverName (get $taken $it.driverName)) -}}
+{{- end -}}
+{{- $_ := set $taken $it.driverName (printf "extraDrivers[%d].driverName" $i) -}}
+{{- if hasKey $components $it.name -}}
+{{- fail (printf "extraDrivers[%d].name: %s is taken; the DaemonSet dra-driver-%s-plugin is another driver's" $i $it.name $it.name) -}}
+{{- end -}}
+{{- $_ := set $components $it.name true -}}
+{{- end -}}
 {{- range $class := .Values.admissionPolicies.tolerantClasses -}}
-{{- range $driver := list $.Values.driverName $.Values.rdma.driverName -}}
+{{- range $driver := include "dra-driver.names" $ | fromJsonArray -}}
 {{- if or (eq $class $driver) (hasSuffix (printf ".%s" $driver) $class) -}}
 {{- fail (printf "admissionPolicies.tolerantClasses: %s is a class of %s, this chart's driver; kube-scheduler would allocate devices that the controller allocates too" $class $driver) -}}
 {{- end -}}

@@ -16,7 +16,7 @@ has(request.userInfo.extra) && 'authentication.kubernetes.io/{{ . }}' in request
 
 {{/* Names of this chart's drivers. The NICs' driver counts where it is not installed, too: manifests add it later. */}}
 {{- define "dra-driver.drivers" -}}
-['{{ .Values.driverName }}', '{{ .Values.rdma.driverName }}']
+['{{ include "dra-driver.names" . | fromJsonArray | join "', '" }}']
 {{- end }}
 
 {{/* Whether two maps are equal but for some keys: include "dra-driver.sameBut" (list "a" "b" "'x', 'y'") */}}
@@ -46,5 +46,59 @@ metadata:
   labels: {app.kubernetes.io/name: dra-driver}
 spec:
   policyName: {{ . }}
+  validationActions: [Deny]
+{{- end }}
+
+{{/* Writes that only the pod may make which holds the Lease: include "dra-driver.leaderOnly" (list . "-suffix" "rules") */}}
+{{- define "dra-driver.leaderOnly" -}}
+{{- $root := index . 0 -}}{{- $name := printf "dra-driver-leader-only%s" (index . 1) -}}
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata:
+  name: {{ $name }}
+  labels: {app.kubernetes.io/name: dra-driver}
+spec:
+  failurePolicy: Fail
+  paramKind:
+    apiVersion: coordination.k8s.io/v1
+    kind: Lease
+  matchConstraints:
+    resourceRules:
+      {{- index . 2 | nindent 6 | trimPrefix "\n      " }}
+  matchConditions:
+    - name: by-the-controller
+      expression: {{ include "dra-driver.byController" $root }}
+  variables:
+    - name: pod
+      expression: >-
+        {{ include "dra-driver.ofToken" "pod-name" | nindent 8 | trim }}
+    - name: holder
+      expression: "has(params.spec) && has(params.spec.holderIdentity) ? params.spec.holderIdentity : ''"
+  validations:
+    {{- if eq $root.Values.admissionPolicies.fenceWithoutPod "refuse" }}
+    - expression: variables.pod != ''
+      reason: Forbidden
+      message: >-
+        the controller's credential names no pod, so it cannot be compared with the holder of the Lease; run the
+        controller in a pod, or set the chart value admissionPolicies.fenceWithoutPod to allow
+    {{- end }}
+    - expression: variables.pod == '' || variables.holder.startsWith(variables.pod + '_')
+      reason: Forbidden
+      message: the Lease dra-driver-controller is held by another
+      messageExpression: >-
+        'pod ' + variables.pod + ' does not hold the Lease dra-driver-controller, its holder is "'
+        + variables.holder + '"'
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata:
+  name: {{ $name }}
+  labels: {app.kubernetes.io/name: dra-driver}
+spec:
+  policyName: {{ $name }}
+  paramRef:
+    name: dra-driver-controller
+    namespace: {{ $root.Release.Namespace }}
+    parameterNotFoundAction: Allow
   validationActions: [Deny]
 {{- end }}

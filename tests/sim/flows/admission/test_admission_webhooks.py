@@ -61,9 +61,7 @@ async def api_server(tmp_path: Path) -> AsyncIterator[KubeApi]:
         await server.stop()
 
 
-def replica(
-    api: KubeApi, clock: HandClock, config: AdmissionConfig = CONFIG, **more: float
-) -> AdmissionServer:
+def replica(api: KubeApi, clock: HandClock, config: AdmissionConfig = CONFIG, **more: Any) -> AdmissionServer:
     return AdmissionServer(api, api, clock, config, NAMESPACE, DRIVERS, Metrics(), **more)
 
 

@@ -298,6 +298,7 @@ async def rounds(folder: Path, clock: str, *, policies: bool = True) -> Audit:
     return audit
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.sim
 @pytest.mark.timeout(60 + 30 * (ROUNDS + SPARE))
@@ -308,6 +309,7 @@ def test_a_stopped_leader_writes_nothing_after_the_next_one_leads(tmp_path: Path
     assert len(audit.writes) > ROUNDS  # every one of them has led and written
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.sim
 @pytest.mark.timeout(60 + 30 * (ROUNDS + SPARE))

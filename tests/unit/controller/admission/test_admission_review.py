@@ -5,12 +5,15 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controller.admission.installed_kinds import installed_kinds
 from controller.admission.review import Judgement, gate, judge, read_review, write_review
 from dra_driver.api.names import (
     ALLOCATION_GATE,
@@ -20,6 +23,7 @@ from dra_driver.api.names import (
     GROUP_MIN_LABEL,
     GROUP_SIZE_LABEL,
 )
+from dra_driver.api.own.kinds import BackendParameters, kinds_by_name
 from dra_driver.api.server.admission import AdmissionRequest
 from dra_driver.errors import DecodeError
 
@@ -293,3 +297,56 @@ def test_pods_of_groups_that_make_sense_are_allowed() -> None:
     response = answer(review("Pod", "v1", {"metadata": {"labels": labels}}, group=""))
     assert response["allowed"]
     assert not response.get("warnings")
+
+
+# --- kinds of third parties ---
+
+NPU = {"apiVersion": "acme.example/v1", "kind": "NpuConfig"}
+
+
+class NpuConfig(BackendParameters, frozen=True):
+    API_VERSION: ClassVar[str] = "acme.example/v1"
+
+    watts: Annotated[int, msgspec.Meta(ge=50)]
+
+
+def judged(parameters: dict[str, Any], *, known: bool = True) -> Judgement:
+    body = review("ResourceClaim", "v1", wrap("ResourceClaim", "v1", [entry(OTHER, parameters)]))
+    kinds = kinds_by_name([NpuConfig]) if known else {}
+    return judge(read_review(body), {OURS, OTHER}, kinds=kinds, others={OTHER})
+
+
+def test_a_kind_of_a_third_party_is_checked_where_its_package_is_installed() -> None:
+    assert judged({**NPU, "watts": 60}).outcome == "allowed"
+    refused = judged({**NPU, "watts": 6, "volts": 1})
+    assert refused.outcome == "refused"
+    assert refused.response.status is not None
+    assert "NpuConfig: volts: unknown field" in refused.response.status.message
+    assert "NpuConfig: watts: expected int >= 50" in refused.response.status.message
+
+
+def test_a_kind_that_is_not_installed_here_is_left_to_the_node() -> None:
+    unknown = judged({**NPU, "watts": 6}, known=False)
+    assert unknown.outcome == "allowed"
+    assert "this controller does not know the kind" in unknown.response.warnings[0]
+    # But not what claims to be of ours, and not for the drivers whose kinds are all known.
+    assert judged({**BAD}, known=False).outcome == "refused"
+    body = review("ResourceClaim", "v1", wrap("ResourceClaim", "v1", [entry(OURS, NPU)]))
+    assert judge(read_review(body), {OURS, OTHER}, others={OTHER}).outcome == "refused"
+
+
+def test_what_installed_drivers_bring_is_found_and_what_is_broken_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "acme_kinds.py").write_text(
+        "from typing import ClassVar\nfrom dra_driver import sdk\n"
+        "class Good(sdk.Parameters, frozen=True):\n    API_VERSION: ClassVar[str] = 'acme.example/v1'\n"
+        "GOOD = (Good,)\nBAD = (int,)\n"
+    )
+    info = tmp_path / "acme_kinds-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme_kinds\nVersion: 1.0\n")
+    text = "good = acme_kinds:GOOD\nbad = acme_kinds:BAD\ngone = acme_kinds:GONE\n"
+    (info / "entry_points.txt").write_text(f"[dra_driver.parameters]\n{text}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert list(installed_kinds()) == [("acme.example/v1", "Good")]

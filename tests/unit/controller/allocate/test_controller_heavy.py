@@ -145,6 +145,7 @@ def numbered(cluster: FakeClient, name: str, memory: int = 40) -> None:
     cluster.edit(RESOURCE_SLICES, f"{name}-{OURS}", {"spec": {"devices": devices}})
 
 
+@pytest.mark.long
 def test_a_claim_that_cannot_be_decided_is_said_to_be_and_left_alone_for_a_while() -> None:
     cluster = cluster_of()
     for name in ("n1", "n2"):
@@ -252,6 +253,7 @@ def test_a_pod_with_too_many_conditions_on_nodes_is_judged_without_them() -> Non
     run(cluster, scenario)
 
 
+@pytest.mark.long
 def test_a_group_with_more_pods_than_any_group_has_costs_no_look_at_each_of_them() -> None:
     cluster = cluster_of(n1=(40, 40))
     for i in range(LARGEST_GROUP + 1):

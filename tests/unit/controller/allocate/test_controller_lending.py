@@ -27,7 +27,7 @@ from lending_cluster import (
 
 from controller.config import LendingMode
 from dra_driver.api.core import PODS
-from dra_driver.api.names import CANNOT_ALLOCATE
+from dra_driver.api.names import CANNOT_ALLOCATE, RECALLED_DEVICES
 
 
 def run(
@@ -168,6 +168,29 @@ def test_a_loan_that_kube_scheduler_cannot_use_comes_back_soon() -> None:
         await asyncio.sleep(7.0)
         assert metric(h, "refused") == 1
         assert not bare(cluster)
+
+    run(cluster, scenario, scheduler=False)
+
+
+def test_a_decision_of_before_that_is_refused_does_not_end_the_loan() -> None:
+    """kube-scheduler reports the error and tries again, with what is lent by then."""
+    cluster = cluster_of("n1", "n2", gpus=1)
+
+    async def scenario(h: Harness) -> None:
+        pod(cluster, "p", amount=1)
+        await asyncio.sleep(6.0)
+        late = decide(cluster, cluster.obj(PODS, "p", NS))
+        assert late is not None
+        await asyncio.sleep(35.0)
+        ((node, device),) = bare(cluster)
+        assert node != late.node
+        await asyncio.sleep(10.0)
+        assert not write(cluster, late)
+        h.report("p", f'running PreBind plugin "DynamicResources": {RECALLED_DEVICES}', "SchedulerError")
+        await asyncio.sleep(2.0)
+        assert bare(cluster) == {(node, device)}
+        assert place(cluster, "p")
+        assert devices(h, "p-extended") == {(node, device)}
 
     run(cluster, scenario, scheduler=False)
 

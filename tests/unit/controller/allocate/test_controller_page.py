@@ -184,33 +184,44 @@ def test_the_page_follows_the_fleet_in_a_real_browser(tmp_path: Path) -> None:
     evil = "<img src=x onerror=alert(1)>"
 
     def count(state: str) -> str:
-        return f"document.querySelectorAll('.device.{state}').length"
+        return f"Number(document.querySelector('[data-bucket={state}] .n')?.textContent)"
 
     async def scenario(url: str, _: aiohttp.ClientSession) -> None:
         async with browsing(tmp_path, url) as page:
             await page.until(f"{count('free')} === 3")
-            assert await page.evaluate("document.querySelectorAll('.node').length") == 2
-            assert "3 devices on 2 of 2 nodes" in await page.evaluate("totals.textContent")
+            assert "on 2 of 2 nodes" in await page.evaluate("document.querySelector('.kpis').innerText")
 
-            # somebody gets a device: its cell changes by itself, a click tells who
+            # somebody gets a device: the map changes by itself, the lists tell who
             claim(cluster, "c", request(memory="60Gi"))
             pod(cluster, "p", "c")
             await page.until(f"{count('allocated')} === 1")
-            await page.evaluate("document.querySelector('.device.allocated').click()")
-            assert f"{NS}/c (gpu)" in await page.evaluate("detail.textContent")
+            await page.evaluate("location.hash = '#/claims'")
+            await page.until(f"document.querySelector('.c-name a')?.textContent === '{NS}/c'")
+            await page.evaluate("document.querySelector('.c-name a').click()")
+            await page.until("document.querySelector('.facts')?.innerText.includes('allocated')")
+            assert "gpu-0" in await page.evaluate("document.querySelector('.plain').innerText")
 
             # what does not fit is listed with the reason, as text and never as markup
             claim(cluster, "d", request(memory="500Gi"))
             pod(cluster, "q", "d")
-            await page.until("document.querySelector('#waiting tbody')?.textContent.includes('500Gi')")
+            await page.evaluate("location.hash = '#/waiting'")
+            await page.until(
+                "document.querySelector('.c-reason')?.textContent && main.innerText.includes('500Gi')"
+            )
 
-            # a new node appears, in order; a filter dims what it does not name
+            # a new node appears, in order; the filter narrows the list to what it names
             pool(cluster, evil.replace(" ", "-"), 16)
+            await page.evaluate("location.hash = '#/nodes'")
+            await page.until("document.querySelectorAll('tr.row').length === 3")
+            assert await page.evaluate("document.images.length") == 1  # the page's own
+            assert await page.evaluate(
+                "document.querySelector('.row .c-name').textContent.startsWith('<img')"
+            )
+            await page.evaluate("q.value = 'node:n2'; q.dispatchEvent(new Event('input'))")
+            await page.until("document.querySelectorAll('tr.row').length === 1")
+            assert await page.evaluate("location.hash") == "#/nodes?q=node%3An2"
+            await page.evaluate("location.hash = '#/fleet'")
             await page.until(f"{count('free')} === 3")
-            assert await page.evaluate("document.images.length") == 0
-            assert await page.evaluate("document.querySelector('.node h3').textContent.startsWith('<img')")
-            await page.evaluate("filter.value = 'n2'; filter.dispatchEvent(new Event('input'))")
-            await page.until("document.querySelectorAll('.device.dim').length === 3")
 
             # and what is gone, goes
             cluster.remove(RESOURCE_CLAIMS, "c", NS)

@@ -7,6 +7,7 @@ from typing import Any
 
 import builders
 import msgspec
+import pytest
 
 from controller.allocate.answers.journal import Journal
 from controller.allocate.decide import (
@@ -384,6 +385,7 @@ def test_a_worker_that_is_fed_with_messages_answers_the_same() -> None:
     assert all(kinds[kind] > 5 for kind in (Wait, Proceed, Refuse, Write, GroupWrite)), kinds
 
 
+@pytest.mark.long
 def test_a_worker_that_is_started_anew_answers_the_same() -> None:
     """All but groups that hold a part of what they need: their time begins anew."""
     compared = 0

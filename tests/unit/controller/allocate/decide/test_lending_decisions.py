@@ -13,6 +13,7 @@ from controller.allocate.decide import (
     Decision,
     Decisions,
     Lend,
+    LentNode,
     NodeTurnedDown,
     ObjectSeen,
     PodAnswer,
@@ -29,6 +30,7 @@ from controller.allocate.worker.sent_answers import Answer, decision_of, packed_
 from dra_driver.api import codec
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.meta import ObjectKey, PoolName, Uid
+from dra_driver.api.names import GROUP_LABEL, GROUP_SIZE_LABEL
 from dra_driver.api.resource import DeviceClass, ResourceClaim, ResourceSlice
 from dra_driver.ownership import PoolID
 from dra_driver.structured import PoolPolicy
@@ -87,6 +89,10 @@ def asking(amount: int, resource: str = RESOURCE) -> dict[str, Any]:
     return {"containers": [{"name": "c", "image": "i", "resources": {"requests": requests}}]}
 
 
+def lend(node: str, *devices: str) -> Lend:
+    return Lend((LentNode(node, ((pool(node), devices),)),))
+
+
 def both(**more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return builders.request(**more), builders.request("nic", "nic")
 
@@ -96,8 +102,8 @@ def test_devices_are_lent_for_extended_resources(resource: str) -> None:
     world = World()
     world.claim("one", status=builders.allocation(builders.result("n1", "gpu-0")))
     # Best fit: the node that has less left.
-    assert world.ask("a", **asking(1, resource)) == Lend("n1", ((pool("n1"), ("gpu-1",)),))
-    assert world.ask("b", **asking(2, resource)) == Lend("n2", ((pool("n2"), ("gpu-0", "gpu-1")),))
+    assert world.ask("a", **asking(1, resource)) == lend("n1", "gpu-1")
+    assert world.ask("b", **asking(2, resource)) == lend("n2", "gpu-0", "gpu-1")
     assert isinstance(world.ask("c", **asking(3, resource)), Refuse)
 
 
@@ -109,11 +115,23 @@ def test_devices_are_lent_for_a_claim_over_two_drivers() -> None:
     assert answer.node == "n2"
     # Under one root, which only one of the GPUs shares with the NIC.
     world.claim("aligned", *both(), constraints=[{"matchAttribute": f"{DRIVER}/root"}])
-    assert world.ask("b", "aligned") == Lend("n2", ((pool("n2"), ("gpu-1",)),))
+    assert world.ask("b", "aligned") == lend("n2", "gpu-1")
     world.claim("taken", status=builders.allocation(builders.result("n2", "gpu-1")))
     refusal = world.ask("c", "aligned")
     assert isinstance(refusal, Refuse)
     assert [c.metadata.name for c in refusal.claims] == ["aligned"]
+
+
+def test_members_of_a_group_get_no_loans_and_are_told_why() -> None:
+    world = World()
+    for name in ("a", "b"):
+        world.claim(name, *both())
+        labels = {"labels": {GROUP_LABEL: "g", GROUP_SIZE_LABEL: "2"}}
+        world.seen(Pod, builders.pod(name, name, uid=name, gated=True, metadata=labels))
+    refusal = world.decisions.decide(PodQuestion(PodID(ObjectKey(NS, "a"), Uid("a")), 0.0)).decision
+    assert isinstance(refusal, Refuse)
+    assert "use one claim for each" in refusal.message
+    assert "not for members of a group" in refusal.message
 
 
 def test_claims_of_ours_go_along_with_extended_resources() -> None:
@@ -143,6 +161,30 @@ def test_what_others_have_is_left_to_kube_scheduler() -> None:
     assert world.ask("c", "nic") == Proceed(theirs=True)
     world.claim("own")
     assert isinstance(world.ask("d", "own"), Write)
+
+
+def test_devices_of_ours_are_lent_where_kube_scheduler_could_not_use_those_of_others() -> None:
+    """It has reported the pod since: in its pool a decision has the device that is not written yet."""
+    world = World()
+    world.seen(ResourceSlice, builders.resource_slice("n1", *map(builders.device, ("gpu-0", "gpu-1"))))
+    world.node("n1")
+    pod_ = builders.pod("a", uid="a", **asking(2))
+    question = PodQuestion(PodID(ObjectKey(NS, "a"), Uid("a")), 0.0)
+    world.claim("one", status=builders.allocation(builders.result("n2", "nic-0", driver=OTHER)))
+    world.seen(Pod, pod_)
+    assert world.decisions.decide(question).decision == Proceed(theirs=True)
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    pod_["status"]["conditions"] = [condition]
+    world.seen(Pod, pod_)
+    lent = Lend((LentNode("n2", ((pool("n2"), ("gpu-0", "gpu-1")),)),))
+    assert world.decisions.decide(question).decision == lent
+    # What cannot be lent either is waited for: such a pod is looked at whenever something changes.
+    world.decisions.apply(PoolChanged(pool("n2"), True, PoolPolicy()))
+    assert isinstance(world.decisions.decide(question).decision, Refuse)
+    world.decisions.apply(PoolChanged(pool("n2"), False, PoolPolicy()))
+    assert world.decisions.decide(question).decision == lent
+    world.claim("two", status=builders.allocation(builders.result("n2", "gpu-0")))
+    assert isinstance(world.decisions.decide(question).decision, Refuse)
 
 
 def test_a_node_whose_device_plugin_advertises_the_resource_is_left_out() -> None:

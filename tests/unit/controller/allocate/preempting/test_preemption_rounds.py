@@ -24,6 +24,7 @@ def test_what_is_removed_for_a_pod_is_set_aside_for_it_first() -> None:
             assert effects.index(Effect.SET_ASIDE) < effects.index(Effect.REMOVE)
 
 
+@pytest.mark.long
 def test_whatever_happens_a_round_removes_once_and_rests_until_its_time_out() -> None:
     """All sequences of five events, from the beginning and from what a process before this one has left."""
     for start in (State.RECORDING, State.FOUND):

@@ -483,6 +483,7 @@ def test_an_answer_that_comes_late_shows_nothing_that_has_devices_by_then() -> N
     play(cluster, scenario, answers_of=late(0.8))
 
 
+@pytest.mark.long
 def test_many_members_are_shown_at_once() -> None:
     cluster = from_zero()
     policy(cluster, autoscaled=True)

@@ -68,6 +68,7 @@ async def turned_down(h: Harness, message: str, **spec: Any) -> None:
     turn_down(h, message)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("message", [NO_NODE, NOT_HERE])
 def test_nothing_is_set_aside_again_for_a_pod_that_could_not_be_placed(message: str) -> None:
     """Until kube-scheduler reports that more nodes would suit it."""
@@ -81,6 +82,7 @@ def test_nothing_is_set_aside_again_for_a_pod_that_could_not_be_placed(message: 
     play(cluster_of(n1=(40,) * 2), scenario)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("policy", "is_left_out"), [("basic", False), ("gang", True)])
 def test_pods_of_a_pod_group_are_left_out_together_where_they_start_together(
     policy: str, is_left_out: bool
@@ -134,6 +136,7 @@ def test_a_pod_that_was_bound_in_its_turn_is_not_charged_for_it() -> None:
     play(cluster_of(n1=(40,) * 2), scenario)
 
 
+@pytest.mark.long
 def test_nothing_is_set_aside_on_a_node_that_takes_no_pods() -> None:
     async def scenario(h: Harness) -> None:
         for name in ("a", "b"):

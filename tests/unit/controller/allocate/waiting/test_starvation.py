@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from controller_harness import Harness, claim, cluster_of, inline, node, pod, pool, request
+from examples import share
 from late_answers import late
 from starvation_world import PATIENCE, Stream, create, end, is_served, occupied, play, served_after
 
@@ -24,7 +25,7 @@ async def one_is_set_aside(h: Harness) -> None:
     assert not is_served(h, "small")
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", share([1, 2, 3], 1))
 @pytest.mark.parametrize("answers", [inline, late(0.2)], ids=["at once", "late"])
 def test_a_stream_of_small_pods_does_not_starve_one_that_needs_the_whole_node(
     seed: int, answers: Any
@@ -49,6 +50,7 @@ def test_a_stream_of_small_pods_does_not_starve_one_that_needs_the_whole_node(
     play(cluster, scenario, answers_of=answers)
 
 
+@pytest.mark.long
 def test_without_it_the_big_pod_starves() -> None:
     cluster = cluster_of(n1=(40,) * 4, n2=(40,) * 4)
 

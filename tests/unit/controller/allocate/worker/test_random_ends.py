@@ -8,6 +8,7 @@ import os
 import random
 import signal
 
+import pytest
 from controller_harness import NS, GoingClock, Harness, claim, cluster_of, controlling, pod
 from worker_audit import Bench, audited
 
@@ -19,6 +20,7 @@ SECONDS = float(os.environ.get("DRA_WORKER_SECONDS", "3"))
 DEVICES = 8
 
 
+@pytest.mark.long
 def test_devices_are_given_once_and_no_pod_is_lost_whatever_ends_the_workers() -> None:
     cluster = audited(cluster_of(n1=(40,) * 4, n2=(40,) * 4))
     bench, rng = Bench(), random.Random(SECONDS)

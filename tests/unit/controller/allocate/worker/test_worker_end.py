@@ -32,6 +32,7 @@ def files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
+@pytest.mark.long
 def test_workers_leave_no_files_and_no_processes_behind() -> None:
     async def scenario() -> None:
         others = set(copies_of(os.getpid()))  # of tests before
@@ -135,6 +136,7 @@ def test_a_worker_ends_with_its_controller_whatever_it_is_doing() -> None:
     ends(lambda: not facts_of(worker))
 
 
+@pytest.mark.long
 def test_copies_that_outlive_their_worker_are_no_zombies_of_the_first_process() -> None:
     # As the first process of a container, the parent of all whose own has ended.
     text = """

@@ -1,0 +1,95 @@
+"""Writes down for people whether devices are lent, why not, and for which pods."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+import structlog
+
+from controller.config import LendingMode
+from dra_driver.api.core import CONFIG_MAPS
+from dra_driver.api.names import LENDING_STATUS
+from dra_driver.errors import DraError
+from dra_driver.fleet import MOST_NAMED_NAMESPACES, LendingShown, LentToPod, lending_data
+from dra_driver.kube import Backoff
+from dra_driver.kube.clock import rfc3339
+from dra_driver.ports import Clock, KubeClient
+
+__all__ = ["LendingStatus"]
+
+log = structlog.get_logger(__name__)
+
+# A loan that is used lives for about a second: not each of them is worth two writes.
+_SECONDS: Final = 2.0
+_RENEW_SECONDS: Final = 300.0
+
+
+class LendingStatus:
+    """Keeps the ConfigMap ``dra-driver-lending``, which nothing is decided by.
+
+    Args:
+        client: of the leader.
+        clock: for times.
+        namespace: of the object.
+        mode: whether devices are lent.
+        obstacle: why nothing is lent now.
+        ungated: namespaces whose pods come without the gate.
+        loans: for which pods devices are lent.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        clock: Clock,
+        namespace: str,
+        mode: LendingMode,
+        obstacle: Callable[[], str],
+        ungated: Callable[[], tuple[str, ...]],
+        loans: Callable[[], tuple[LentToPod, ...]],
+    ) -> None:
+        self._client = client
+        self._clock = clock
+        self._namespace = namespace
+        self._mode = mode
+        self._obstacle = obstacle
+        self._ungated = ungated
+        self._loans = loans
+
+    def now(self) -> LendingShown:
+        """Return what is to be shown, without the time."""
+        on = self._mode is LendingMode.ON
+        ungated = self._ungated()
+        return LendingShown(
+            mode=self._mode.value,
+            obstacle=self._obstacle() if on else "",
+            ungated=ungated[:MOST_NAMED_NAMESPACES],
+            more_ungated=len(ungated[MOST_NAMED_NAMESPACES:]),
+            loans=self._loans(),
+        )
+
+    async def run(self) -> None:
+        """Write until cancelled. What fails is logged and tried again."""
+        backoff = Backoff(base=_SECONDS, cap=60.0)
+        written: LendingShown | None = None
+        at = 0.0
+        while True:
+            delay, now = _SECONDS, self._clock.monotonic()
+            shown = self.now()
+            if shown != written or now - at >= _RENEW_SECONDS:
+                try:
+                    await self._write(shown)
+                except DraError as e:
+                    delay = backoff.next()
+                    log.warning("what is lent cannot be shown", config_map=LENDING_STATUS, error=str(e))
+                else:
+                    backoff.reset()
+                    written, at = shown, now
+            await asyncio.sleep(delay)
+
+    async def _write(self, shown: LendingShown) -> None:
+        dated = msgspec.structs.replace(shown, updated=rfc3339(self._clock.now()))
+        patch = {"data": lending_data(dated)}
+        await self._client.merge_patch(CONFIG_MAPS, LENDING_STATUS, patch, self._namespace)

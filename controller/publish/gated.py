@@ -1,0 +1,146 @@
+"""Whether the pods of every namespace are created with the gate.
+
+What is lent for a pod may be allocated by any pod that kube-scheduler looks at. With the gate on all pods
+these are those that the controller has let go; a pod of a namespace without it would take what is lent for
+others, past their order. So nothing is lent then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import structlog
+
+from controller.admission.config import OBJECT_NAME
+from controller.admission.registration import GATE_WEBHOOK, NOT_GATED
+from controller.allocate.signal import Signal
+from dra_driver.api.core import Namespace
+from dra_driver.api.names import ALLOCATION_GATE, GATE_POLICY
+from dra_driver.api.server.admission import (
+    ADMISSION_GROUP,
+    MUTATING_POLICIES,
+    MUTATING_POLICY_BINDINGS,
+    MUTATING_WEBHOOKS,
+)
+from dra_driver.errors import DraError, Forbidden, NotFound
+from dra_driver.kube import Handler, Informer
+from dra_driver.ports import KubeClient
+from dra_driver.resourceclaim import Gating, gating_of_policy, gating_of_webhook
+
+__all__ = ["GatedNamespaces"]
+
+log = structlog.get_logger(__name__)
+
+# How often what sets the gate is read. Namespaces are watched.
+_READ_SECONDS: Final = 10.0
+
+
+class GatedNamespaces:
+    """Reads what sets the gate, and follows the namespaces.
+
+    Args:
+        client: for reads.
+        namespaces: all of them.
+
+    Attributes:
+        changed: sent when ``problem`` is another.
+    """
+
+    def __init__(self, client: KubeClient, namespaces: Informer[Namespace]) -> None:
+        self.changed: Signal[[]] = Signal()
+        self._client = client
+        self._namespaces = namespaces
+        self._gating: Gating | None = None
+        self._why = "whether pods are created with the gate has not been read yet"
+        self._ungated: set[str] = set()
+        self._problem = self._why
+        self._read_once = False
+        namespaces.add_handler(
+            Handler(added=self._seen, updated=lambda _, n: self._seen(n), deleted=self._gone)
+        )
+
+    def problem(self) -> str:
+        """Return why pods without the gate could take what is lent; empty if none can."""
+        return self._problem
+
+    def refusal(self) -> str:
+        """Return the same, once it is known."""
+        return self._problem if self._read_once else ""
+
+    def ungated(self) -> tuple[str, ...]:
+        """Return the namespaces whose pods are created without the gate, in order."""
+        return tuple(sorted(self._ungated))
+
+    async def run(self) -> None:
+        """Read until cancelled. What fails is logged and tried again."""
+        await self._namespaces.synced.wait()
+        while True:
+            try:
+                await self.once()
+            except DraError as e:
+                log.warning("what sets the scheduling gate cannot be read", error=str(e))
+            await asyncio.sleep(_READ_SECONDS)
+
+    async def once(self) -> None:
+        """Read what sets the gate.
+
+        Raises:
+            DraError: of the API server; what was read before counts.
+        """
+        try:
+            found = await self._read()
+        except Forbidden as e:
+            found = f"whether pods are created with the gate cannot be read: {e}"
+        before = self._gating
+        self._gating = found if isinstance(found, Gating) else None
+        self._why = found.problem() if isinstance(found, Gating) else found
+        self._read_once = True
+        if before != self._gating:
+            self._ungated = set(self._without_gate(*self._namespaces.items()))
+        self._report()
+
+    async def _read(self) -> Gating | str:
+        if "mutatingadmissionpolicies" in await self._client.served(ADMISSION_GROUP, "v1"):
+            try:
+                policy = await self._client.get(MUTATING_POLICIES, GATE_POLICY)
+                binding = await self._client.get(MUTATING_POLICY_BINDINGS, GATE_POLICY)
+            except NotFound:
+                return f"the policy {GATE_POLICY}, which sets the gate, is not installed"
+            return gating_of_policy(policy, binding)
+        try:
+            found = await self._client.get(MUTATING_WEBHOOKS, OBJECT_NAME)
+        except NotFound:
+            return "the webhook that sets the gate is not installed"
+        webhook = next((w for w in found.webhooks or () if w.name == GATE_WEBHOOK), None)
+        if webhook is None:
+            return f"the webhook {GATE_WEBHOOK}, which sets the gate, is not registered"
+        return gating_of_webhook(webhook, not_gated=NOT_GATED)
+
+    def _without_gate(self, *namespaces: Namespace) -> tuple[str, ...]:
+        if self._gating is None:
+            return tuple(n.metadata.name for n in namespaces)
+        return self._gating.ungated(n.metadata for n in namespaces)
+
+    def _seen(self, namespace: Namespace) -> None:
+        self._ungated.discard(namespace.metadata.name)
+        self._ungated.update(self._without_gate(namespace))
+        self._report()
+
+    def _gone(self, namespace: Namespace) -> None:
+        self._ungated.discard(namespace.metadata.name)
+        self._report()
+
+    def _report(self) -> None:
+        # Pods are told this: which namespaces there are is not for everybody.
+        problem = self._why
+        if not problem and (number := len(self._ungated)):
+            problem = (
+                f"pods of {number} namespace{'s' * (number != 1)} are created without the gate "
+                f"{ALLOCATION_GATE}, and could take what is lent for others"
+            )
+        if problem != self._problem:
+            self._problem = problem
+            names = ", ".join(self.ungated()[:8])
+            log.info(problem or "scheduling gate in every namespace", ungated=names)
+            self.changed.send()

@@ -1,0 +1,172 @@
+"""Pods without claims beside loans, on thousands of nodes whose GPUs are cut into partitions.
+
+Played with ``--only loans`` alone, and with the controller only: kube-scheduler alone would look at the
+partitions of every node for every pod. A stream of pods without claims is bound, first with nothing beside;
+then while devices are lent to kube-scheduler for pods with extended resources. Then one pod without a gate
+asks for more than any node has, so that kube-scheduler tries all of them: what that takes by itself, and what
+beside the stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import builders
+from compare_plane import SCHEDULER, until
+from compare_report import Figure
+from compare_stage import Measured, Scenario, Stage
+from controller_watch import Follower
+
+from dra_driver.api.core import NAMESPACES, PODS
+from dra_driver.api.names import ALLOCATION_GATE, DEFAULT_DRIVER_NAME
+from dra_driver.api.resource import DEVICE_CLASSES
+
+__all__ = ["LOANS"]
+
+RESOURCE, CLASS = "compared.example/partition", "compared-partition"
+# Fewer where there is less time.
+NODES = int(os.environ.get("LOAN_NODES") or 5000)
+PHASE_SECONDS, EVERY_SECONDS, LOAN_EVERY_SECONDS = 90.0, 0.5, 2.0
+FIRST_SECONDS, BOUND_SECONDS, SCAN_SECONDS = 240.0, 300.0, 1200.0
+
+
+def _ordinary(stage: Stage, name: str) -> dict[str, Any]:
+    body = stage.body(name)
+    body["spec"] = {"containers": [{"name": "main", "image": "none"}]}
+    return body
+
+
+def _asking(stage: Stage, name: str, amount: int = 1, *, gated: bool = True) -> dict[str, Any]:
+    """Return a pod that asks for so many partitions as an extended resource."""
+    body = stage.body(name)
+    resources = {"limits": {RESOURCE: str(amount)}, "requests": {RESOURCE: str(amount)}}
+    body["spec"] = {"containers": [{"name": "main", "image": "none", "resources": resources}]}
+    if gated:  # as the policy does
+        body["spec"]["schedulingGates"] = [{"name": ALLOCATION_GATE}]
+    return body
+
+
+async def _stream(stage: Stage, f: Follower, phase: str, *, loans: bool = False) -> dict[str, float]:
+    """Make pods for a while, wait until they are bound, and return how long those without claims took."""
+    loop = asyncio.get_running_loop()
+    began, ordinary, lent = loop.time(), list[str](), list[str]()
+    busy = stage.plane.cpu_seconds(SCHEDULER)
+    stage.say(f"{phase}: begins")
+    while (now := loop.time() - began) < PHASE_SECONDS:
+        ordinary.append(f"{phase}-{len(ordinary):04}")
+        await f.create(_ordinary(stage, ordinary[-1]))
+        if loans and now >= len(lent) * LOAN_EVERY_SECONDS:
+            lent.append(f"{phase}-lent-{len(lent):03}")
+            await f.create(_asking(stage, lent[-1]))
+        await asyncio.sleep(max(0.0, len(ordinary) * EVERY_SECONDS - (loop.time() - began)))
+    took = loop.time() - began
+    busy = stage.plane.cpu_seconds(SCHEDULER) - busy
+    stage.say(f"{phase}: waits for {len(ordinary)} pods and {len(lent)} with loans")
+    await f.until("bound", ordinary, BOUND_SECONDS)
+    found = {f"{phase}-{name}": value for name, value in _spread(f, ordinary).items()} | {
+        f"{phase}-cpu": busy / took
+    }
+    if lent:
+        with contextlib.suppress(AssertionError):  # the number of those that were tells
+            await f.until("bound", lent, BOUND_SECONDS)
+        bound = [name for name in lent if f.pods[name].bound is not None]
+        found |= {f"served-{name}": value for name, value in _spread(f, bound).items()}
+        found |= {"served": float(len(bound)), "asked": float(len(lent))}
+        handed = [f.pods[name] for name in bound]
+        found["handed"] = max(t.bound - t.ungated for t in handed if t.bound and t.ungated)
+    stage.say(", ".join(f"{key} {value:.3f}" for key, value in found.items()))
+    return found
+
+
+def _spread(f: Follower, names: Sequence[str]) -> dict[str, float]:
+    """Return median, 99th percentile and largest time from creation to binding."""
+    times = sorted(t.bound - t.created for name in names if (t := f.pods[name]).bound is not None)
+    if not times:
+        return {}
+    at = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+    return {name: times[math.ceil(part * len(times)) - 1] for name, part in at.items()}
+
+
+async def _loans(stage: Stage) -> Measured:
+    expression = (
+        f'device.driver == "{DEFAULT_DRIVER_NAME}" && '
+        f'device.attributes["{DEFAULT_DRIVER_NAME}"].type == "mig" && '
+        f'device.attributes["{DEFAULT_DRIVER_NAME}"].profile == "1g.10gb"'
+    )
+    await stage.api.create(
+        DEVICE_CLASSES, builders.device_class(CLASS, expression, extendedResourceName=RESOURCE)
+    )
+    values: dict[str, float] = {}
+    async with stage.following() as f:
+        values |= await _stream(stage, f, "without")
+        await f.create(_asking(stage, "first"))
+        await f.until("bound", ["first"], FIRST_SECONDS)
+        stage.say(f"the first loan took {f.summary('bound')}")
+        values |= await _stream(stage, f, "loans", loans=True)
+        open_ = f"{stage.namespace}-open"
+        await stage.api.create(NAMESPACES, {"metadata": {"name": open_}})
+        stray = _asking(stage, "stray", amount=8, gated=False)
+        stray["metadata"]["namespace"] = open_
+
+        async def accounts() -> bool:
+            return bool(await stage.api._call("GET", f"/api/v1/namespaces/{open_}/serviceaccounts/default"))
+
+        await until("the account of the namespace", accounts, 60)
+        values |= await _scan(stage, stray)
+        values |= await _stream(stage, f, "stray")
+    return Measured(values)
+
+
+async def _scan(stage: Stage, stray: Mapping[str, Any]) -> dict[str, float]:
+    """Make a pod that fits nowhere, and return what it takes kube-scheduler to say so."""
+    loop, meta = asyncio.get_running_loop(), stray["metadata"]
+
+    async def reported() -> bool:
+        pod = await stage.api.get(PODS, meta["name"], meta["namespace"])
+        return any(c.get("reason") == "Unschedulable" for c in pod.status.conditions)
+
+    busy, began = stage.plane.cpu_seconds(SCHEDULER), loop.time()
+    await stage.api.create(PODS, stray)
+    await until("kube-scheduler's report", reported, SCAN_SECONDS)
+    found = {"scan": loop.time() - began, "scan-cpu": stage.plane.cpu_seconds(SCHEDULER) - busy}
+    stage.say(f"every node tried for one pod: {found}")
+    return found
+
+
+def _figures(phase: str, words: str, most: float | None) -> dict[str, Figure]:
+    parts = (("p50", "half", None), ("p99", "99 of 100", most), ("max", "all", most))
+    return {
+        f"{phase}-{key}": Figure(f"pods without claims, {words}: {part} bound within", "s", most=bar)
+        for key, part, bar in parts
+    } | {f"{phase}-cpu": Figure(f"kube-scheduler, {words}: cores busy", "")}
+
+
+LOANS = Scenario(
+    "loans",
+    f"pods without claims beside loans, {NODES} nodes of one GPU cut; played where it is named only",
+    NODES,
+    {
+        **_figures("without", "nothing is lent", None),
+        **_figures("loans", "devices are lent", 1.0),
+        "asked": Figure("pods with extended resources meanwhile", ""),
+        "served": Figure("of them bound", ""),
+        "served-p50": Figure("the same: half bound within", "s"),
+        "served-max": Figure("the same: all bound within", "s"),
+        "handed": Figure("the same: bound after their gate was lifted, at most", "s", most=1.0),
+        "scan": Figure("one without a gate fits nowhere: reported after", "s"),
+        "scan-cpu": Figure("the same: CPU time of kube-scheduler", "s"),
+        **_figures("stray", "it is tried again beside them", None),
+    },
+    _loans,
+    1500,
+    gpus=1,
+    partitions=True,
+    alone=False,
+    lending=True,
+)
+"""Needs 24 GiB and half an hour."""

@@ -1,0 +1,145 @@
+"""Pods that ask for extended resources get devices of the controller, lent to kube-scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import controller_scenarios as scenarios
+import e2e_support
+import pytest
+from e2e_support import clear, eventually, make_namespace, running
+
+from dra_driver.api.core import EVENTS, PODS
+from dra_driver.api.names import DEFAULT_DRIVER_NAME
+from dra_driver.api.own.inventory import DEVICE_INVENTORIES
+from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
+from dra_driver.ownership import bare_devices
+from dra_driver.sim.demo import examples
+
+if TYPE_CHECKING:
+    from e2e_support import Background, Cluster
+
+pytestmark = pytest.mark.e2e
+
+NAMESPACE = CLASS = "dra-e2e-lending"
+RESOURCE = "e2e.dra-driver.dev/gpu"
+ATTRIBUTES = f'device.attributes["{DEFAULT_DRIVER_NAME}"]'
+# Whole devices that are healthy and not shared.
+MODEL = "A100-SXM4-40"
+SELECTOR = (
+    f'device.driver == "{DEFAULT_DRIVER_NAME}" && {ATTRIBUTES}.type == "gpu"'
+    f' && {ATTRIBUTES}.?model.orValue("").startsWith("{MODEL}")'
+)
+claim = partial(e2e_support.claim, NAMESPACE)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def lending(background: Background, cluster: Cluster) -> Iterator[None]:
+    actions = cluster.actions
+    if actions is None:
+        pytest.skip("only a cluster of its own does the suite set up anew")
+
+    async def prepare() -> None:
+        await actions.lend(on=True)
+        selectors = [{"cel": {"expression": SELECTOR}}]
+        body = {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "DeviceClass",
+            "metadata": {"name": CLASS},
+            "spec": {"selectors": selectors, "extendedResourceName": RESOURCE},
+        }
+        await scenarios.create(cluster.api, DEVICE_CLASSES, body)
+        await make_namespace(cluster, NAMESPACE)
+
+    async def clean() -> None:
+        await clear(cluster, NAMESPACE)
+        await eventually("nothing to be lent", lambda: is_back(cluster))
+        await cluster.api.delete(DEVICE_CLASSES, CLASS)
+        await actions.lend(on=False)
+
+    background.run(prepare())
+    yield
+    background.run(clean())
+
+
+async def lent(cluster: Cluster) -> set[str]:
+    """What is noted to be lent."""
+    inventories = (await cluster.api.list(DEVICE_INVENTORIES)).items
+    return {d for i in inventories for unit in i.status.publication.lent for d in unit.devices}
+
+
+async def is_back(cluster: Cluster) -> bool:
+    return not await lent(cluster)
+
+
+async def untainted(cluster: Cluster) -> set[str]:
+    noted = await lent(cluster)
+    slices = (await cluster.api.list(RESOURCE_SLICES)).items
+    return {d for s in slices if s.spec.driver == DEFAULT_DRIVER_NAME for d in bare_devices(s) & noted}
+
+
+def pod(name: str, amount: int) -> dict[str, Any]:
+    """A pod without claims, whose container prints the devices that it got."""
+    body = e2e_support.pod(NAMESPACE, name, "unused")
+    del body["spec"]["resourceClaims"]
+    (container,) = body["spec"]["containers"]
+    container["resources"] = {"limits": {RESOURCE: str(amount)}}
+    return body
+
+
+async def claimed(cluster: Cluster, name: str) -> set[str]:
+    """The devices of the claim that kube-scheduler has made for a pod."""
+    made = (await cluster.api.get(PODS, name, NAMESPACE)).status.extended_resource_claim_status
+    assert made is not None
+    found = await cluster.api.get(RESOURCE_CLAIMS, made.resource_claim_name, NAMESPACE)
+    assert found.status.allocation is not None
+    return {r.device for r in found.status.allocation.devices.results}
+
+
+def test_extended_resources_are_served_beside_claims(background: Background, cluster: Cluster) -> None:
+    async def scenario() -> None:
+        own = {"deviceClassName": CLASS}
+        await examples.apply(cluster.api, [pod("two", 2), claim("own", own)])
+        await examples.apply(cluster.api, [e2e_support.pod(NAMESPACE, "own", "own")])
+        two, _ = await running(cluster, NAMESPACE, "two", "own")
+        devices = await claimed(cluster, "two")
+        assert len(devices) == 2
+        assert not devices & {d for _, d in await e2e_support.allocated(cluster, NAMESPACE, "own")}
+        containers = await cluster.containers(two)
+        if containers is not None:
+            print(f"the container got {dict(containers['main'].env)}")
+            assert any(key.startswith("DRA") for key in containers["main"].env)
+        said = {e.reason for e in (await cluster.api.list(EVENTS, NAMESPACE)).items}
+        assert "DevicesLent" in said
+        await eventually("the devices to be back", lambda: is_back(cluster))
+        assert not await untainted(cluster)
+
+    background.run(scenario())
+    background.run(clear(cluster, NAMESPACE))
+
+
+@pytest.mark.parametrize("part", ["kubelet", "controller"])
+def test_what_is_lent_comes_back_after(background: Background, cluster: Cluster, part: str) -> None:
+    async def scenario() -> None:
+        actions = cluster.actions
+        assert actions is not None
+        await examples.apply(cluster.api, [pod("one", 1)])
+
+        async def is_lent() -> bool:
+            return bool(await lent(cluster))
+
+        await eventually("devices to be lent", is_lent)
+        inventories = (await cluster.api.list(DEVICE_INVENTORIES)).items
+        (node,) = {i.spec.node_name for i in inventories if i.status.publication.lent}
+        await actions.kill(part, node)
+        await running(cluster, NAMESPACE, "one")
+        assert len(await claimed(cluster, "one")) == 1
+        await eventually("the devices to be back", lambda: is_back(cluster))
+        await examples.apply(cluster.api, [claim("own", {"deviceClassName": CLASS})])
+        await examples.apply(cluster.api, [e2e_support.pod(NAMESPACE, "own", "own")])
+        await running(cluster, NAMESPACE, "own")
+
+    background.run(scenario())
+    background.run(clear(cluster, NAMESPACE))

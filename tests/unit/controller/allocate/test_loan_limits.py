@@ -1,0 +1,121 @@
+"""What a loan may cost kube-scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import builders
+import virtual_time
+from builders import NAMESPACE
+from fake_client import FakeClient
+from lending_cluster import cluster_of, pod
+
+from controller.allocate.decide import Lend, LentNode, PodID
+from controller.allocate.lending import CounterPools, Ending, LoanLimits
+from controller.allocate.signal import Signal
+from dra_driver.api.core import PODS, Pod
+from dra_driver.api.meta import ObjectKey
+from dra_driver.api.resource import RESOURCE_SLICES
+from dra_driver.kube import Informer
+
+
+class World:
+    """A cluster with pools that have counters, and the limits."""
+
+    def __init__(self, budget: float, pools: int = 0) -> None:
+        self.cluster: FakeClient = cluster_of("n1")
+        counters = [{"name": "c", "counters": {"memory": {"value": "1"}}}]
+        for i in range(pools):
+            raw = builders.resource_slice(f"m{i}")
+            raw["spec"] |= {"devices": [], "sharedCounters": counters}
+            self.cluster.put(RESOURCE_SLICES, raw)
+        self.ended: Signal[[PodID, tuple[str, ...], Ending]] = Signal()
+        self.pods = Informer(self.cluster, PODS)
+        self.slices = Informer(self.cluster, RESOURCE_SLICES)
+        self.looked: list[ObjectKey] = []
+        self.counted = CounterPools(self.slices)
+        self.limits = LoanLimits(
+            budget, self.counted, lambda: "", Signal(), self.pods, self.ended, self.looked.append
+        )
+
+    def pod(self, name: str, *, gated: bool = True) -> Pod:
+        if self.cluster.find(PODS, name, NAMESPACE) is None:
+            pod(self.cluster, name, amount=1, gated=gated)
+        return self.cluster.obj(PODS, name, NAMESPACE)
+
+    def refusal(self, name: str, nodes: int = 1, *, gated: bool = True) -> str:
+        return self.limits.refusal(self.pod(name, gated=gated), Lend((LentNode("n1", ()),), suitable=nodes))[
+            0
+        ]
+
+
+def run(world: World, scenario: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        tasks = [asyncio.create_task(i.run()) for i in (world.pods, world.slices)]
+        await asyncio.sleep(1.0)
+        await scenario()
+        for task in tasks:
+            task.cancel()
+
+    virtual_time.run(main())
+
+
+def test_without_counters_every_fleet_is_cheap() -> None:
+    world = World(1.0)
+
+    async def scenario() -> None:
+        assert world.refusal("p", 5_000) == ""
+        assert len(world.counted) == 0
+
+    run(world, scenario)
+
+
+def test_a_look_at_one_node_that_costs_too_much_is_refused() -> None:
+    world = World(0.000_3, pools=60)
+
+    async def scenario() -> None:
+        assert len(world.counted) == 60
+        assert "60 pools with counters" in world.refusal("p")
+        for i in range(40):
+            world.cluster.remove(RESOURCE_SLICES, builders.resource_slice(f"m{i}")["metadata"]["name"])
+        await asyncio.sleep(1.0)
+        assert len(world.counted) == 20
+        assert world.refusal("p") == ""
+
+    run(world, scenario)
+
+
+def test_no_more_gates_are_lifted_while_pods_without_one_cost_too_much() -> None:
+    world = World(1.0)
+
+    async def scenario() -> None:
+        first = world.pod("first")
+        assert world.refusal("first", 30_000) == ""
+        assert world.refusal("second", 1) == ""  # kube-scheduler tries the nominated node alone
+        world.ended.send(PodID(first.key, first.metadata.uid), ("n1",), Ending.REFUSED)
+        assert "1 pod without the gate could not be placed" in world.refusal("second", 1)
+        assert world.refusal("other", 30_000, gated=False) == ""  # kube-scheduler tries it anyway
+        assert "2 pods without the gate" in world.refusal("second", 1)
+        bound = {"spec": {"nodeName": "n1"}}
+        world.cluster.edit(PODS, "first", bound, NAMESPACE)
+        await asyncio.sleep(1.0)
+        assert "1 pod without the gate" in world.refusal("second", 1)
+        world.cluster.remove(PODS, "other", NAMESPACE)
+        await asyncio.sleep(1.0)
+        assert world.refusal("second", 1) == ""
+
+    run(world, scenario)
+
+
+def test_a_pod_that_gets_what_was_lent_costs_nothing_more() -> None:
+    world = World(1.0)
+
+    async def scenario() -> None:
+        one = world.pod("one", gated=False)
+        assert world.refusal("one", 30_000, gated=False) == ""
+        assert world.refusal("two", 1)
+        world.ended.send(PodID(one.key, one.metadata.uid), ("n1",), Ending.ALLOCATED)
+        assert world.refusal("two", 1) == ""
+
+    run(world, scenario)

@@ -1,0 +1,181 @@
+"""Where pods come without the gate nothing is lent, and that is said."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import virtual_time
+from builders import DRIVER
+from controller_harness import Harness, controlling
+from fake_client import FakeClient
+from lending_cluster import FIRST_READ, bare, cluster_of, gate_everywhere, pod
+
+from controller.admission.config import AdmissionConfig
+from controller.admission.pki import renewed
+from controller.admission.registration import Registration
+from controller.config import LendingMode
+from controller.publish.gated import GatedNamespaces
+from dra_driver.api.core import CONFIG_MAPS, NAMESPACES
+from dra_driver.api.names import ALLOCATOR_LABEL, GATE_POLICY, LENDING_STATUS, SYSTEM_NAMESPACE
+from dra_driver.api.server.admission import MUTATING_POLICIES, MUTATING_POLICY_BINDINGS
+from dra_driver.fleet import LendingShown, shown_lending
+from dra_driver.kube import Informer
+
+LABELLED: dict[str, Any] = {"namespaceSelector": {"matchLabels": {ALLOCATOR_LABEL: "controller"}}}
+
+
+def run(
+    cluster: FakeClient,
+    scenario: Callable[[Harness], Awaitable[None]],
+    mode: LendingMode = LendingMode.ON,
+) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(3_000), controlling(cluster, lending=mode) as harness:
+            await asyncio.sleep(FIRST_READ)
+            await scenario(harness)
+
+    virtual_time.run(main())
+
+
+def namespace(cluster: FakeClient, name: str, *, label: bool = True) -> None:
+    labels = {ALLOCATOR_LABEL: "controller"} if label else {}
+    cluster.put(NAMESPACES, {"metadata": {"name": name, "labels": labels}})
+
+
+def shown(cluster: FakeClient) -> LendingShown:
+    found = shown_lending(cluster.obj(CONFIG_MAPS, LENDING_STATUS, SYSTEM_NAMESPACE).data)
+    assert found is not None
+    return found
+
+
+def test_nothing_is_lent_before_every_namespace_has_the_gate() -> None:
+    cluster = cluster_of("n1")
+    gate_everywhere(cluster, **LABELLED)
+    namespace(cluster, "default")
+    namespace(cluster, "team-a", label=False)
+
+    async def scenario(h: Harness) -> None:
+        pod(cluster, "p", amount=1)
+        await asyncio.sleep(30.0)
+        assert not bare(cluster)
+        assert h.gates("p")
+        assert h.reason("p").reason == "WaitingForLoan"
+        (event,) = set(h.events("WaitingForLoan"))
+        for text in (h.reason("p").message, event):
+            assert "pods of 1 namespace are created without the gate" in text
+            assert "team-a" not in text  # which namespaces there are is not for everybody
+        assert shown(cluster).ungated == ("team-a",)
+        assert "without the gate" in shown(cluster).obstacle
+        namespace(cluster, "team-a")
+        await asyncio.sleep(2.0)
+        assert bare(cluster)
+        await asyncio.sleep(2.0)
+        (loan,) = shown(cluster).loans
+        assert (loan.pod, loan.node, loan.state) == ("default/p", "n1", "lent")
+        assert shown(cluster).obstacle == ""
+
+    run(cluster, scenario)
+
+
+def test_a_namespace_that_comes_without_the_gate_ends_lending() -> None:
+    cluster = cluster_of("n1")
+    gate_everywhere(cluster, **LABELLED)
+    namespace(cluster, "default")
+
+    async def scenario(h: Harness) -> None:
+        namespace(cluster, "new", label=False)
+        await asyncio.sleep(0.5)
+        pod(cluster, "p", amount=1)
+        await asyncio.sleep(5.0)
+        assert not bare(cluster)
+        cluster.remove(NAMESPACES, "new")
+        await asyncio.sleep(2.0)
+        assert bare(cluster)
+
+    run(cluster, scenario)
+
+
+def test_nothing_is_lent_where_the_policy_is_not_that_of_lending() -> None:
+    async def looked(change: Callable[[FakeClient], None]) -> str:
+        cluster = cluster_of("n1")
+        namespace(cluster, "default")
+        change(cluster)
+        async with controlling(cluster, lending=LendingMode.ON) as h:
+            pod(cluster, "p", amount=1)
+            await asyncio.sleep(FIRST_READ)
+            assert not bare(cluster)
+            return h.reason("p").message
+
+    def spec(**changes: Any) -> Callable[[FakeClient], None]:
+        return lambda cluster: cluster.edit(MUTATING_POLICIES, GATE_POLICY, {"spec": changes})
+
+    def claims_only(cluster: FakeClient) -> None:
+        expression = "has(object.spec.resourceClaims) && object.spec.resourceClaims.size() > 0"
+        spec(matchConditions=[{"name": "uses-claims", "expression": expression}])(cluster)
+
+    unbound = {"spec": {"policyName": "another"}}
+    cases: dict[str, Callable[[FakeClient], None]] = {
+        "is not installed": lambda c: c.remove(MUTATING_POLICIES, GATE_POLICY),
+        "sets the gate, is not installed": lambda c: c.remove(MUTATING_POLICY_BINDINGS, GATE_POLICY),
+        "is not bound": lambda c: c.edit(MUTATING_POLICY_BINDINGS, GATE_POLICY, unbound),
+        "leaves out pods with extended resources": claims_only,
+        "leaves out pods by their labels": lambda c: gate_everywhere(
+            c, objectSelector={"matchLabels": {"a": "b"}}
+        ),
+        "of what the condition": spec(matchConditions=[{"name": "x", "expression": "request.name == 'x'"}]),
+        "does not set the gate": spec(mutations=[]),
+    }
+
+    async def main() -> None:
+        for text, change in cases.items():
+            assert text.removeprefix("of ") in await looked(change), text
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("lends", [False, True])
+def test_where_there_are_no_policies_the_webhook_counts(lends: bool) -> None:
+    cluster = cluster_of("n1")
+    cluster.withdraw(MUTATING_POLICIES)
+    namespace(cluster, "default")
+    namespace(cluster, "other", label=False)
+    config = AdmissionConfig(port=0)
+    registration = Registration(cluster, config, SYSTEM_NAMESPACE, [DRIVER], lends=lends)
+    material = renewed(None, frozenset({"localhost"}), 1_800_000_000.0, trusted=False)
+    assert material is not None
+
+    async def main() -> None:
+        namespaces = Informer(cluster, NAMESPACES)
+        gated = GatedNamespaces(cluster, namespaces)
+        task = asyncio.create_task(namespaces.run())
+        await namespaces.synced.wait()
+        assert gated.problem()
+        assert not gated.refusal()
+        await gated.once()
+        assert "is not installed" in gated.problem()
+        await registration.apply(material)
+        await gated.once()
+        if lends:
+            assert "pods of 1 namespace are created without the gate" in gated.problem()
+            assert gated.ungated() == ("other",)
+            cluster.remove(NAMESPACES, "other")
+            await asyncio.sleep(1.0)
+            assert gated.problem() == ""
+        else:
+            assert "leaves out pods with extended resources" in gated.problem()
+        task.cancel()
+
+    virtual_time.run(main())
+
+
+def test_what_is_shown_follows_the_mode() -> None:
+    cluster = cluster_of("n1")
+
+    async def scenario(h: Harness) -> None:
+        assert shown(cluster).mode == "ending"
+        assert shown(cluster).sentence.startswith("lending is ending")
+
+    run(cluster, scenario, LendingMode.ENDING)
