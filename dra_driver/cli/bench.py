@@ -1,4 +1,4 @@
-"""``dra-driver bench``: one measurement of one part, as JSON."""
+"""``dra-driver bench``: one measurement of one part, as data."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dra_driver.api import codec
 from dra_driver.api.core import Node
 from dra_driver.api.meta import DriverName, PoolName, Uid
 from dra_driver.api.resource import DeviceClass, ResourceClaim, ResourceSlice
+from dra_driver.cli import common
 from dra_driver.errors import InvalidInput
 from dra_driver.structured import (
     Allocated,
@@ -30,7 +31,10 @@ __all__ = ["add_arguments", "measure_allocator", "run"]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parts = parser.add_subparsers(dest="part", metavar="PART", required=True)
-    allocator = parts.add_parser("allocator", help="claims per second over an inventory")
+    text = "claims per second over an inventory"
+    allocator = parts.add_parser(
+        "allocator", help=text, description=text, formatter_class=parser.formatter_class
+    )
     allocator.add_argument("--inventory", required=True, metavar="FILE", help="JSON: nodes, slices")
     allocator.add_argument(
         "--workload", required=True, metavar="FILE", help="JSON: classes, features, workloads"
@@ -38,12 +42,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     allocator.add_argument("--name", required=True, metavar="W", help="one of the workloads of the file")
     allocator.add_argument("--fill", metavar="FILE", help="JSON: devices that are allocated")
     allocator.add_argument("--claims", type=int, default=1000, metavar="N", help="claims to allocate")
-    allocator.add_argument("--strategy", choices=[s.value for s in Strategy], default=Strategy.BEST_FIT.value)
+    allocator.add_argument(
+        "--strategy",
+        choices=[s.value for s in Strategy],
+        default=Strategy.BEST_FIT.value,
+        help="how devices are chosen",
+    )
     allocator.add_argument(
         "--commit",
         action="store_true",
         help="each claim keeps its devices (freed all at once when nothing is left); by default the state "
         "stays as it is",
+    )
+    allocator.add_argument(
+        "-o", "--output", choices=("json", "yaml"), default="json", help="form of the output"
     )
 
 
@@ -66,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         strategy=Strategy(args.strategy),
         commit=args.commit,
     )
-    print(json.dumps({"name": args.name, **result}, indent=2))
+    common.print_data({"name": args.name, **result}, args.output)
     return 0
 
 

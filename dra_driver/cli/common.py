@@ -52,15 +52,15 @@ def add_output_argument(parser: argparse._ActionsContainer, wide: str = "") -> N
     """
     more = f"; wide: {wide}" if wide else ""
     parser.add_argument(
-        "--output",
         "-o",
+        "--output",
         choices=("table", *(["wide"] if wide else []), "json", "yaml"),
         default="table",
         help=f"form of the output{more}",
     )
 
 
-def add_http_authorization_argument(parser: argparse.ArgumentParser, what: str) -> None:
+def add_http_authorization_argument(parser: argparse._ActionsContainer, what: str) -> None:
     """Add ``--http-authorization``.
 
     Args:
@@ -76,7 +76,7 @@ def add_http_authorization_argument(parser: argparse.ArgumentParser, what: str) 
     )
 
 
-def add_driver_root_arguments(parser: argparse.ArgumentParser) -> None:
+def add_driver_root_arguments(parser: argparse._ActionsContainer) -> None:
     """Add ``--host-root`` and ``--nvidia-driver-root``."""
     parser.add_argument(
         "--host-root",

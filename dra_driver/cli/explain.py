@@ -14,6 +14,7 @@ import msgspec
 from controller.allocate.state.taint_rules import served_rules
 from dra_driver.api.core import NODES, PODS, Pod
 from dra_driver.api.meta import Resource
+from dra_driver.api.names import SYSTEM_NAMESPACE
 from dra_driver.api.resource import (
     DEVICE_CLASSES,
     RESOURCE_CLAIM_TEMPLATES,
@@ -27,12 +28,14 @@ from dra_driver.cli.allocator import manifests as allocator_manifests
 from dra_driver.cli.allocator.manifests import Manifests
 from dra_driver.cli.capacity import object_notes, server_notes
 from dra_driver.cli.display.report import Block, Line, Report, plain
-from dra_driver.cli.explaining.answers import answer_data, answer_report, answers
+from dra_driver.cli.explaining.answers import Answer, answer_data, answer_report, answers
+from dra_driver.cli.explaining.loans import loan_sentences, loans_of, needs_loan
 from dra_driver.cli.explaining.targets import CLAIM, Target, parse_target, pods_of
 from dra_driver.cli.live import showing
+from dra_driver.cli.live.lending import read_lending
 from dra_driver.cli.live.reading import Lister, Source
 from dra_driver.errors import InvalidInput
-from dra_driver.fleet import preemptions_of, waiting_condition
+from dra_driver.fleet import LendingShown, preemptions_of, waiting_condition
 from dra_driver.kube import KubeApi
 from dra_driver.resourceclaim import pod_claims
 from dra_driver.structured import NodePolicy, with_rules
@@ -69,6 +72,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_cluster_arguments(where)
     common.add_namespace_arguments(where)
     allocator_manifests.add_file_argument(where)
+    where.add_argument(
+        "--system-namespace",
+        default=SYSTEM_NAMESPACE,
+        metavar="NS",
+        help="where the driver is installed: what its controller says of devices that are lent is read there",
+    )
     what = parser.add_argument_group("what to answer")
     allocator_manifests.add_claim_argument(what)
     what.add_argument(
@@ -103,7 +112,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _asked(
-    manifests: Manifests, targets: Sequence[Target], args: argparse.Namespace, namespace: str
+    manifests: Manifests,
+    targets: Sequence[Target],
+    args: argparse.Namespace,
+    namespace: str,
+    lending: LendingShown | None = None,
 ) -> Explained:
     return explained(
         manifests,
@@ -113,6 +126,7 @@ def _asked(
         output=args.output,
         policy=NodePolicy(args.node_policy),
         all_drivers=args.all_drivers,
+        lending=lending,
     )
 
 
@@ -135,11 +149,14 @@ async def _live(args: argparse.Namespace, targets: Sequence[Target]) -> int:
             nonlocal fits
             manifests = await _from_cluster(source, rules, namespace)
             if not targets and isinstance(source, Lister):
-                templates = await source.all(
+                # They are looked at once: a reader of their own, so that nobody watches them.
+                once = Lister(client)
+                templates = await once.all(
                     RESOURCE_CLAIM_TEMPLATES, or_in=namespace, without="templates are not looked at"
                 )
-                _warn(object_notes(templates, manifests.claims, namespace))
-            found = _asked(manifests, targets, args, namespace)
+                _warn([*once.notes, *object_notes(templates, manifests.claims, namespace)])
+            lending = await read_lending(client, args.system_namespace) if targets else None
+            found = _asked(manifests, targets, args, namespace, lending)
             fits = found.fits
             return found.shown
 
@@ -194,6 +211,7 @@ def explained(
     output: str = "table",
     policy: NodePolicy = NodePolicy.PACK,
     all_drivers: bool = False,
+    lending: LendingShown | None = None,
 ) -> Explained:
     """Return why claims can be allocated or not.
 
@@ -205,6 +223,7 @@ def explained(
         output: ``table``, ``wide``, ``json`` or ``yaml``.
         policy: which of several nodes that are equally good.
         all_drivers: whether devices of drivers that a claim is not about are counted.
+        lending: what the controller says of devices that are lent; if None, that is not known.
 
     Raises:
         InvalidInput: something that is named is not there.
@@ -216,10 +235,10 @@ def explained(
     if output in ("json", "yaml"):
         data: dict[str, Any] = {"fits": fits, "claims": [answer_data(a) for a in found]}
         if pods:
-            data["pods"] = [_pod_data(manifests, pod) for pod in pods]
+            data["pods"] = [_pod_data(manifests, pod, found, lending) for pod in pods]
         return Explained(common.format_data(data, output), fits)
     named = bool(targets or claims)
-    report: list[Sequence[Block]] = list(_pods_report(manifests, pods))
+    report: list[Sequence[Block]] = list(_pods_report(manifests, pods, found, lending))
     report += answer_report(found, wide=output == "wide", condense=not named)
     return Explained(report, fits)
 
@@ -245,7 +264,9 @@ def _claims(
     return found + [c for c in manifests.claims if c.key in wanted]
 
 
-def _pod_data(manifests: Manifests, pod: Pod) -> dict[str, Any]:
+def _pod_data(
+    manifests: Manifests, pod: Pod, found: Sequence[Answer], lending: LendingShown | None
+) -> dict[str, Any]:
     own = [msgspec.to_builtins(row) for row in preemptions_of(manifests.pods) if row.pod == str(pod.key)]
     condition = waiting_condition(pod)
     return {
@@ -255,6 +276,8 @@ def _pod_data(manifests: Manifests, pod: Pod) -> dict[str, Any]:
         "claims": [str(used.key) for used in pod_claims(pod) if used.key is not None],
         "missingClaims": _missing(manifests, pod),
         "preemptions": own,
+        "needsLoan": needs_loan(manifests, pod, found),
+        "loans": msgspec.to_builtins(loans_of(pod, lending)),
     }
 
 
@@ -264,7 +287,9 @@ def _missing(manifests: Manifests, pod: Pod) -> list[str]:
     return [used.entry for used in pod_claims(pod) if used.key not in there]
 
 
-def _pods_report(manifests: Manifests, pods: Sequence[Pod]) -> Report:
+def _pods_report(
+    manifests: Manifests, pods: Sequence[Pod], found: Sequence[Answer], lending: LendingShown | None
+) -> Report:
     """Return what is known of pods; those that wait for the same reason are one paragraph."""
     same: dict[tuple[str, ...], list[Pod]] = {}
     preemptions = preemptions_of(manifests.pods)
@@ -272,6 +297,7 @@ def _pods_report(manifests: Manifests, pods: Sequence[Pod]) -> Report:
         lines = [f"runs on node {pod.spec.node_name}"] if pod.spec.node_name else []
         condition = waiting_condition(pod)
         lines += [f"waits: {condition.get('message')}"] if condition is not None else []
+        lines += loan_sentences(manifests, pod, found, lending)
         lines += [row.sentence for row in preemptions if row.pod == str(pod.key)]
         if not any(True for _ in pod_claims(pod)):
             lines.append("uses no ResourceClaim")

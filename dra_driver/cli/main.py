@@ -14,10 +14,13 @@ from collections.abc import Callable, Sequence
 
 import dra_driver
 from dra_driver.cli import common, completion
+from dra_driver.cli.display.helps import HelpFormatter
 from dra_driver.cli.display.report import printable
 from dra_driver.errors import ConfigurationError, DraError, InvalidInput
 
-__all__ = ["kubectl_dra", "main"]
+__all__ = ["kubectl_complete", "kubectl_dra", "main"]
+
+_DESCRIPTION = "Dynamic Resource Allocation for Kubernetes: pods ask for devices by what they are."
 
 # Name → (module below dra_driver.cli, one line of help). The help is kept here so that `dra-driver --help`
 # imports nothing.
@@ -26,7 +29,21 @@ COMMANDS = {
         "processes.demo",
         "the embedded cluster end to end: simulated nodes, example pods, and a table of their devices",
     ),
-    "sim": ("processes.sim", "parts of the embedded cluster alone (sim apiserver)"),
+    "status": ("status", "the fleet: devices by model, node and state; the claims that wait, and why"),
+    "explain": ("explain", "why a pod, a claim or a workload has its devices, or has none"),
+    "plan": ("plan", "whether a workload fits, and what would make it fit"),
+    "cel": ("cel", "evaluate a device selector: which devices it takes, and what it costs"),
+    "devices": ("node.devices", "what discovery finds on this machine"),
+    "cdi": (
+        "node.cdi",
+        "CDI documents of this node: list devices, validate documents, show what a device gives a container",
+    ),
+    "allocate": ("allocate", "run the allocator on manifests or recorded cases, and print its decisions"),
+    "simulate": (
+        "simulate",
+        "replay a week of claims under first fit and best fit, and draw how fragmented the devices become",
+    ),
+    "bench": ("bench", "measure one part, and print the result as JSON or YAML"),
     "controller": (
         "processes.controller",
         "the cluster controller: publishes ResourceSlices, allocates ResourceClaims",
@@ -35,49 +52,14 @@ COMMANDS = {
         "processes.kubelet_plugin",
         "the node agent: discovery, registration, prepare and unprepare",
     ),
-    "devices": ("node.devices", "what discovery finds on this machine"),
-    "cdi": (
-        "node.cdi",
-        "CDI documents of this node: list devices, validate documents, show what a device brings",
-    ),
+    "sim": ("processes.sim", "one part of the embedded cluster by itself: sim apiserver"),
     "fake-hardware": (
         "node.fake_hardware",
         "build sysfs, procfs and dev trees of a simulated machine from its profile",
     ),
-    "allocate": ("allocate", "run the allocator on manifests or recorded cases, and print its decisions"),
-    "explain": ("explain", "why a claim is or is not allocatable"),
-    "plan": ("plan", "would a workload fit, and what would make it fit"),
-    "simulate": (
-        "simulate",
-        "replay a week of claims under first fit and best fit, and draw how fragmented the devices become",
-    ),
-    "bench": ("bench", "measure one part, and print the result as JSON"),
-    "status": (
-        "status",
-        "the fleet: devices by model, node and state; the claims that wait, and why",
-    ),
-    "version": ("version", "the version, the interpreter's, and the API that is spoken"),
     "completion": ("completion", "a function for bash, zsh or fish that completes commands and flags"),
-    "cel": ("cel", "evaluate a device selector: which devices it takes, and what it costs"),
+    "version": ("version", "the versions of the driver and of Python, and the Kubernetes API in use"),
 }
-
-
-class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """A help formatter that shows defaults which the help does not name, and keeps indented lines."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        if (
-            action.default is False
-            or action.default in (None, "", [], ())
-            or "default" in (action.help or "")
-        ):
-            return action.help
-        return super()._get_help_string(action)
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        filled = super()._fill_text
-        paragraphs = text.split("\n\n")
-        return "\n\n".join(p if "\n  " in p else filled(p, width, indent) for p in paragraphs)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -92,6 +74,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def kubectl_dra(argv: Sequence[str] | None = None) -> int:
     """Run ``kubectl dra``: kubectl does so if ``kubectl-dra`` is in the PATH. Same results as ``main``."""
     return _main("kubectl dra", ["status", "explain", "plan", "cel", "version"], argv)
+
+
+def kubectl_complete(argv: Sequence[str] | None = None) -> int:
+    """Complete a line of ``kubectl dra``: kubectl runs ``kubectl_complete-dra`` for that."""
+    completion.set_kubectl_line(sys.argv[1:] if argv is None else argv)
+    return kubectl_dra([])
 
 
 def _main(prog: str, commands: Sequence[str], argv: Sequence[str] | None) -> int:
@@ -133,16 +121,14 @@ def _parse(
     Returns:
         The arguments, the ``run`` of the subcommand, and the exit status of its failures.
     """
-    parser = argparse.ArgumentParser(
-        prog=prog, description=dra_driver.__doc__.splitlines()[0] if dra_driver.__doc__ else None
-    )
+    parser = argparse.ArgumentParser(prog=prog, description=_DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"{prog} {dra_driver.__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     run, failure = None, 1
     command_parser = parser
     for name in commands:
         module, text = COMMANDS[name]
-        sub = subparsers.add_parser(name, help=text, description=text, formatter_class=_HelpFormatter)
+        sub = subparsers.add_parser(name, help=text, description=text, formatter_class=HelpFormatter)
         if name == chosen:
             try:
                 loaded = importlib.import_module(f"dra_driver.cli.{module}")

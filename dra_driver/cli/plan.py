@@ -28,23 +28,59 @@ __all__ = ["add_arguments", "run", "until_interrupted"]
 # Seconds after which all time is over.
 _FOREVER = 1e9
 
-_EPILOG = """The cluster is a live one (the default), exported objects (-s), or a described fleet (--fleet).
-Nothing is written. Several workloads are answered one after the other, each beside what the ones before it
-got. Ctrl-C ends the search: what is known by then is printed. Exit status: 0 all fit, 1 one does not, 2 the
-input is wrong, 3 the cluster cannot be read. docs/plan.md has examples."""
+_EPILOG = """examples:
+  dra-driver plan -f job.yaml                         does it fit now, and if not, what would make it fit
+  dra-driver plan --gpus 8 --memory 32Gi --same nvlinkGroup --how-many
+  dra-driver plan --claim team/training               a claim that waits
+  dra-driver plan -f job.yaml --fleet h100x8:40       on nodes that are not there yet
+
+exit status: 0 all fit, 1 one does not, 2 the input is wrong, 3 the cluster cannot be read
+
+The cluster is a live one (the default), exported objects (-s), or a described fleet (--fleet). Nothing is
+written. Several workloads are answered one after the other, each beside what the ones before it got. Ctrl-C
+ends the search: what is known by then is printed."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.epilog = _EPILOG
-    parser.add_argument(
+    asked = parser.add_argument_group("what is asked")
+    asked.add_argument(
         "-f", "--file", metavar="FILE", nargs="+", action="extend", default=[],
-        help="what is asked: claims, templates, pods, Deployments, StatefulSets, Jobs, JobSets, PodGroups "
-        "(YAML or JSON, several documents a file; - for stdin)",
+        help="claims, templates, pods, Deployments, StatefulSets, Jobs, JobSets, PodGroups (YAML or JSON, "
+        "several documents a file; - for stdin)",
     )  # fmt: skip
-    parser.add_argument("--claim", metavar="NS/NAME", help="a waiting claim of the cluster, in place of -f")
-    parser.add_argument("--pod", metavar="NS/NAME", help="a waiting pod of the cluster, with its group")
+    asked.add_argument("--claim", metavar="NS/NAME", help="a waiting claim of the cluster, in place of -f")
+    asked.add_argument("--pod", metavar="NS/NAME", help="a waiting pod of the cluster, with its group")
+    asked.add_argument(
+        "-n",
+        "--namespace",
+        default="",
+        metavar="NS",
+        help="of --claim and --pod where they name none; default: that of the context",
+    )
     flags.add_request_arguments(parser)
+    _add_cluster(parser.add_argument_group("which cluster"))
+    answer = parser.add_argument_group("what to answer, and how")
+    answer.add_argument("--how-many", action="store_true", help="count how many copies of it fit")
+    answer.add_argument(
+        "--node-profile",
+        metavar="PROFILE",
+        action="append",
+        default=[],
+        help="a kind of node to try more of (repeatable); default: the kinds that there are",
+    )
+    answer.add_argument(
+        "--seconds",
+        metavar="S",
+        default="30",
+        help="time limit for all answers; those that are not proven by then are marked",
+    )
+    common.add_output_argument(answer)
+
+
+def _add_cluster(parser: argparse._ActionsContainer) -> None:
+    common.add_cluster_arguments(parser)
     parser.add_argument(
         "-s", "--snapshot", metavar="FILE", nargs="+", action="extend", default=[],
         help="exported objects in place of a live cluster: kubectl get nodes,pods,resourceslices,"
@@ -63,25 +99,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --fleet: MIG profile that is published beside whole GPUs (repeatable; * for all); "
         "default: all with --mig, otherwise none",
     )
-    parser.add_argument(
-        "--node-profile",
-        metavar="PROFILE",
-        action="append",
-        default=[],
-        help="a kind of node to try more of; may be repeated; default: the kinds that there are",
-    )
-    parser.add_argument("--how-many", action="store_true", help="count how many of it fit")
-    parser.add_argument(
-        "--seconds",
-        metavar="S",
-        default="30",
-        help="time for all answers; what is not proven by then is said",
-    )
-    common.add_cluster_arguments(parser)
-    parser.add_argument(
-        "-n", "--namespace", default="", metavar="NS", help="of --claim and --pod; default: default"
-    )
-    common.add_output_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -285,6 +302,7 @@ async def _live(args: argparse.Namespace, notes: list[str], progress: Callable[[
     async with await KubeApi.connect(
         args.kubeconfig, context=args.context, field_manager="dra-driver-plan", user_agent="dra-driver-plan"
     ) as client:
+        args.namespace = args.namespace or client.namespace
         return await inputs.from_cluster(client, notes, progress)
 
 

@@ -20,7 +20,7 @@ def add_shape_argument(parser: argparse._ActionsContainer) -> None:
         metavar="[NAME=]SHAPE",
         help="count how often this request still fits (repeatable): '[COUNT] KIND [profile NAME] "
         "[model TEXT] [memory QUANTITY] [same ATTRIBUTE]', such as '8 gpu same nvlinkGroup' or "
-        "'mig profile 7g.80gb'; KIND is gpu, mig, partition, vf, nvidia … or a DeviceClass. Or a "
+        "'mig profile 7g.80gb'; KIND is gpu, mig, partition, vf, nvidia … or a DeviceClass; or a "
         "ResourceClaimSpec in JSON",
     )
 

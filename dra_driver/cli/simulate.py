@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +11,7 @@ from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.cli import common
 from dra_driver.cli.allocator import manifests as allocator_manifests
 from dra_driver.cli.described_fleet import FleetObjects, described_fleet
+from dra_driver.cli.display.progress import Progress
 from dra_driver.cli.shapes_argument import add_shape_argument
 from dra_driver.cli.simulation import plot, workload
 from dra_driver.cli.simulation.replay import Played, play, sizes_of, weights_of
@@ -100,18 +99,13 @@ def run(args: argparse.Namespace) -> int:
         asked = {a.shape.name: a.shape for a in arrivals}
         shapes = _largest(list(asked.values()), sizes_of(fleet, list(asked.values())))
     replays = [
-        play(
-            fleet,
-            arrivals,
-            strategy,
-            until=days * _DAY,
-            shapes=shapes,
-            progress=_Progress(strategy, days, len(arrivals)),
-        )
+        _replayed(fleet, arrivals, strategy, days, shapes)
         for strategy in (Strategy.FIRST_FIT, Strategy.BEST_FIT)
     ]
     if args.plot is not None:
-        title = f"{len(arrivals)} claims on {len(fleet.nodes)} nodes with {devices:g} devices in {days} days"
+        title = (
+            f"{len(arrivals)} claims on {len(fleet.nodes)} nodes with {devices:g} devices in {_days(days)}"
+        )
         _write(args.plot, plot.drawn(replays, shapes, title).encode())
     _print(args.output, replays, shapes, fleet, round(devices), len(arrivals), days)
     return 0
@@ -176,7 +170,7 @@ def _print(
     days: int,
 ) -> None:
     if form == "table":
-        print(f"{arrivals} claims on {len(fleet.nodes)} nodes with {devices} devices in {days} days\n")
+        print(f"{arrivals} claims on {len(fleet.nodes)} nodes with {devices} devices in {_days(days)}\n")
         print(text_of(replays, shapes))
         return
     data: dict[str, Any] = {
@@ -190,17 +184,23 @@ def _print(
     common.print_data(data, form)
 
 
-class _Progress:
-    """Says how far a replay has got, once a second, where a person sees it."""
+def _days(number: int) -> str:
+    return "a day" if number == 1 else f"{number} days"
 
-    def __init__(self, strategy: Strategy, days: int, claims: int) -> None:
-        self._strategy, self._days, self._claims = strategy, days, claims
-        self._said = time.monotonic()
 
-    def __call__(self, at: float, number: int) -> None:
-        if not sys.stderr.isatty() or time.monotonic() - self._said < 1.0:
-            return
-        self._said = time.monotonic()
-        day = at / _DAY
-        text = f"{self._strategy.value}: day {day:.1f} of {self._days}, {number} of {self._claims} claims"
-        print(f"\r{text}\033[K", end="" if day < self._days else "\n", file=sys.stderr, flush=True)
+def _replayed(
+    fleet: FleetObjects,
+    arrivals: Sequence[workload.Arrival],
+    strategy: Strategy,
+    days: int,
+    shapes: Sequence[RequestShape],
+) -> Played:
+    line = Progress()
+
+    def progress(at: float, number: int) -> None:
+        line.show(f"{strategy.value}: day {at / _DAY:.1f} of {days}, {number} of {len(arrivals)} claims")
+
+    try:
+        return play(fleet, arrivals, strategy, until=days * _DAY, shapes=shapes, progress=progress)
+    finally:
+        line.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,7 +15,7 @@ from controller.allocate.state.taint_rules import served_rules
 from dra_driver.api.core import CONFIG_MAPS, EVENTS, NODES, PODS, Event, Node, Pod
 from dra_driver.api.meta import Resource
 from dra_driver.api.names import DEFAULT_DRIVER_NAME, REQUEST_SHAPES, SYSTEM_NAMESPACE
-from dra_driver.api.own.inventory import DEVICE_INVENTORIES, DeviceInventory
+from dra_driver.api.own.inventory import DEVICE_INVENTORIES
 from dra_driver.api.resource import (
     DEVICE_CLASSES,
     RESOURCE_CLAIM_TEMPLATES,
@@ -28,7 +29,9 @@ from dra_driver.cli import common, shapes_argument
 from dra_driver.cli.capacity import object_notes, server_notes
 from dra_driver.cli.display.report import Block, Cell, Line, Report, Style, Table, plain
 from dra_driver.cli.live import showing
+from dra_driver.cli.live.lending import LendingReader, read_lending
 from dra_driver.cli.live.reading import Lister, Source
+from dra_driver.cli.overview.lending import LentRow, lending_blocks, lent_rows, lent_table, of_namespace
 from dra_driver.cli.overview.rows import (
     NamespaceRow,
     Row,
@@ -46,6 +49,7 @@ from dra_driver.fleet import (
     REFUSALS,
     STATES,
     Fleet,
+    LendingShown,
     PreemptionRow,
     RequestShape,
     ShapeCount,
@@ -168,23 +172,6 @@ class SetAsideRow:
 
 
 @dataclass(frozen=True, slots=True)
-class LentRow:
-    """Devices that are noted to be lent to kube-scheduler, or not to be the controller's again yet.
-
-    Attributes:
-        node: of the devices.
-        driver: likewise.
-        unit: what is exclusive together with them.
-        devices: their names.
-    """
-
-    node: str
-    driver: str
-    unit: str
-    devices: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Overview:
     """All rows and claims that are shown."""
 
@@ -198,6 +185,7 @@ class Overview:
     preemptions: tuple[PreemptionRow, ...] = ()
     namespaces: tuple[NamespaceRow, ...] = ()
     lent: tuple[LentRow, ...] = ()
+    lending: LendingShown | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +197,7 @@ class _Question:
         namespace: of the claims that are shown; empty: all.
         rules: the kind of DeviceTaintRules that is served.
         notes: what is to be said about the installation.
+        lending: reads whether devices are lent.
     """
 
     drivers: tuple[str, ...]
@@ -218,6 +207,7 @@ class _Question:
     namespace: str
     rules: Resource[DeviceTaintRule] | None
     notes: tuple[str, ...]
+    lending: LendingReader
 
 
 async def _question(
@@ -235,7 +225,9 @@ async def _question(
         shapes, notes = await _configured(client, system, drivers[0])
     rules = await served_rules(client) if shapes else None
     notes = [*await server_notes(client, namespace), *notes]
-    return _Question(tuple(drivers), by, tuple(shapes), tuple(nodes), namespace, rules, tuple(notes))
+    lending = functools.partial(read_lending, client, system)
+    said = tuple(notes)
+    return _Question(tuple(drivers), by, tuple(shapes), tuple(nodes), namespace, rules, said, lending)
 
 
 async def look(
@@ -317,7 +309,8 @@ async def _look(source: Source, question: _Question) -> Overview:
             if not namespace or any(n.startswith(f"{namespace}/") for n in (p.pod, *p.victims))
         ),
         namespaces=tuple(row for row in namespace_rows(views, waiting) if namespace in ("", row.namespace)),
-        lent=tuple(_lent(inventories, question)),
+        lent=lent_rows(inventories, question.drivers, question.patterns),
+        lending=of_namespace(await question.lending(), namespace),
     )
 
 
@@ -332,14 +325,6 @@ async def _refusals(source: Source, namespace: str) -> list[Event]:
             without="why claims wait is known from the conditions of their pods alone",
         )
     return found
-
-
-def _lent(inventories: Iterable[DeviceInventory], question: _Question) -> Iterator[LentRow]:
-    for inventory in inventories:
-        spec = inventory.spec
-        if spec.driver in question.drivers and matches(spec.node_name, question.patterns):
-            for one in inventory.status.publication.lent:
-                yield LentRow(spec.node_name, spec.driver, one.unit, one.devices)
 
 
 def _set_aside(pods: Iterable[Pod]) -> Iterator[SetAsideRow]:
@@ -407,9 +392,10 @@ def _report(overview: Overview) -> Report:
     if overview.preemptions:
         found = [(p.pod, p.state, p.since, p.whom) for p in overview.preemptions]
         report.append([Table(("PREEMPTOR", "STATE", "SINCE", "PODS"), found)])
+    if overview.lending is not None:
+        report.append(list(lending_blocks(overview.lending)))
     if overview.lent:
-        lent = [(r.node, r.driver, r.unit, ", ".join(r.devices)) for r in overview.lent]
-        report.append([Table(("LENT BY NODE", "DRIVER", "UNIT", "DEVICES"), lent)])
+        report.append([lent_table(overview.lent)])
     if overview.notes:
         report.append([Line(note, "warning") for note in overview.notes])
     return report
@@ -475,6 +461,7 @@ def _data(overview: Overview) -> dict[str, Any]:
         "setAside": [{"pod": s.pod, "since": s.since, "devices": s.devices} for s in overview.set_aside],
         "preemptions": [msgspec.to_builtins(p) for p in overview.preemptions],
         "lent": [msgspec.to_builtins(r) for r in overview.lent],
+        "lending": msgspec.to_builtins(overview.lending),
         "shapes": [s.data() for s in overview.shapes],
         "nodes": overview.nodes,
         "notes": list(overview.notes),

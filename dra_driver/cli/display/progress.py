@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, TextIO
 
 from dra_driver.cli.display.report import printable
 
-__all__ = ["AFTER", "Progress"]
+__all__ = ["AFTER", "Progress", "said_if_long"]
 
 AFTER: Final = 1.0
 """Seconds before anything is said."""
@@ -22,6 +25,9 @@ class Progress:
     Args:
         stream: where it is said; if None, stderr.
         clock: monotonic, in seconds.
+
+    Attributes:
+        wanted: whether anybody can see it.
     """
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -29,15 +35,17 @@ class Progress:
         self._clock = clock
         self._due = clock() + AFTER
         self._shown = False
-        self._wanted = self._stream.isatty()
+        self.wanted = self._stream.isatty()
 
     def show(self, text: str) -> None:
         """Say what is being done now."""
         now = self._clock()
-        if self._wanted and now >= self._due:
+        if self.wanted and now >= self._due:
             self._due = now + _BETWEEN
             self._shown = True
-            self._stream.write(f"\r\x1b[K… {printable(text)}")
+            # What does not fit a line could not be removed again.
+            room = shutil.get_terminal_size().columns - 3
+            self._stream.write(f"\r\x1b[K… {printable(text)[:room]}")
             self._stream.flush()
 
     def clear(self) -> None:
@@ -46,3 +54,31 @@ class Progress:
             self._shown = False
             self._stream.write("\r\x1b[K")
             self._stream.flush()
+
+
+@contextlib.contextmanager
+def said_if_long(text: str, line: Progress | None = None) -> Iterator[None]:
+    """Say what is being done, once it takes longer than a second, also where it never waits.
+
+    Args:
+        text: what is being done.
+        line: where it is said; if None, stderr.
+    """
+    shown = line or Progress()
+    if not shown.wanted:
+        yield
+        return
+    ended = threading.Event()
+
+    def say() -> None:
+        while not ended.wait(AFTER / 4):
+            shown.show(text)
+
+    thread = threading.Thread(target=say, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        shown.clear()

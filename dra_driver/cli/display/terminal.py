@@ -27,6 +27,11 @@ _STYLES: Final[dict[Style, str]] = {
 }
 
 
+_GAP: Final = 2
+# Characters of a column that is read at one look: a number, a state, a type.
+_SHORT: Final = 12
+
+
 def is_terminal() -> bool:
     """Return whether what is printed appears on a terminal."""
     return sys.stdout.isatty()
@@ -61,17 +66,28 @@ def rendered(report: Report, console: rich.console.Console) -> None:
             if isinstance(block, Line):
                 console.print(rich.text.Text(printable(block.text), style=_STYLES[block.style]))
             else:
-                console.print(_table(block))
+                console.print(_table(block, console.width))
 
 
-def _table(block: Table) -> rich.table.Table:
+def _table(block: Table, width: int) -> rich.table.Table:
+    """Return a table that fits a width; numbers and other short words are not folded where there is room."""
     import rich.table
     import rich.text
 
-    table = rich.table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name in block.header:
-        table.add_column(name, overflow="fold")
-    for row in block.rows:
-        cells = [c if isinstance(c, Cell) else Cell(c) for c in row]
-        table.add_row(*(rich.text.Text(printable(c.text), style=_STYLES[c.style]) for c in cells))
+    rows = [[c if isinstance(c, Cell) else Cell(c) for c in row] for row in block.rows]
+    texts = [[printable(c.text) for c in row] for row in rows]
+    widest = [max(map(len, column)) for column in zip(block.header, *texts, strict=True)]
+    least = [w if w <= _SHORT else len(h) for w, h in zip(widest, block.header, strict=True)]
+    gap = _GAP if sum(widest) + _GAP * len(widest) <= width else 1
+    keeps = sum(least) + gap * len(least) <= width
+    table = rich.table.Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+    for name, most, enough in zip(block.header, widest, least, strict=True):
+        table.add_column(
+            name,
+            overflow="fold",
+            no_wrap=keeps and most <= _SHORT,
+            min_width=enough if keeps else None,
+        )
+    for row in rows:
+        table.add_row(*(rich.text.Text(printable(c.text), style=_STYLES[c.style]) for c in row))
     return table

@@ -87,6 +87,8 @@ def evaluate(expression: str, slices: Iterable[ResourceSlice]) -> Evaluation:
                 seen = seen_values(selector, [view])
                 found.append(Evaluated(identity, value, cost, seen, selector.projection_key(view)))
     refused = [f.message for f in cel.validate_selector(expression)]
+    if refused and not cel.validate_selector(expression, environment=cel.NEW_WITH_LISTS):
+        refused = [f"{why} (it accepts it with the feature gate DRAListTypeAttributes)" for why in refused]
     return Evaluation(sorted(found, key=lambda e: e.device), selector.max_cost, refused)
 
 

@@ -25,8 +25,8 @@ Shown: TypeAlias = "Report | str"
 def add_watch_arguments(parser: argparse._ActionsContainer) -> None:
     """Add ``--watch`` and ``--interval``, for ``show``."""
     parser.add_argument(
-        "--watch",
         "-w",
+        "--watch",
         action="store_true",
         help="show it again whenever it has changed",
     )
@@ -35,7 +35,7 @@ def add_watch_arguments(parser: argparse._ActionsContainer) -> None:
         type=_interval,
         default=2.0,
         metavar="SECONDS",
-        help="with --watch: least time between two looks",
+        help="with --watch: least time between two updates",
     )
 
 

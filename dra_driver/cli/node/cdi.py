@@ -29,19 +29,23 @@ _MAX_BYTES: Final = 4 * 1024 * 1024
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommands."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    listing = actions.add_parser("list", help="devices of all documents, and the claims that ours are of")
-    validating = actions.add_parser(
-        "validate", help="check documents as strictly as a runtime; exit 1 where one would be refused"
+
+    def action_parser(name: str, text: str) -> argparse.ArgumentParser:
+        return actions.add_parser(name, help=text, description=text, formatter_class=parser.formatter_class)
+
+    listing = action_parser("list", "devices of all documents, and the claims that ours are of")
+    validating = action_parser(
+        "validate", "check documents as strictly as a runtime; exit status 1 if one would be refused"
     )
-    showing = actions.add_parser("show", help="what a container gets that asks for a device")
+    showing = action_parser("show", "what a container gets that asks for a device")
     for action in (listing, validating, showing):
         action.add_argument(
             "--cdi-dir",
             type=Path,
             action="append",
             metavar="DIR",
-            help="directory of CDI documents; may be repeated, later ones take precedence "
-            f"(default: {', '.join(map(str, _DIRECTORIES))})",
+            help="directory of CDI documents (repeatable), later ones take precedence; "
+            f"default: {', '.join(map(str, _DIRECTORIES))}",
         )
         common.add_output_argument(action)
     validating.add_argument(

@@ -14,6 +14,7 @@ from dra_driver.api import codec, names
 from dra_driver.api.own.inventory import InventoryDevice
 from dra_driver.api.resource import DeviceAttribute
 from dra_driver.cli import common
+from dra_driver.cli.display.progress import said_if_long
 from dra_driver.discovery import LastKnownGood
 
 __all__ = ["add_arguments", "run"]
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         metavar="NAME[=ARG]",
         help=f"how to look at hardware ({', '.join(discovery.backend_names())}; simulated=dgx-h100 for a "
-        "built-in profile); may be repeated; default: every built-in backend that finds its hardware",
+        "built-in profile) (repeatable); default: every built-in backend that finds its hardware",
     )
     parser.add_argument(
         "--sysfs-root", type=Path, default=Path("/sys"), metavar="DIR", help="where sysfs is mounted"
@@ -60,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
     backends = _open_backends(args)
     for kept in backends:
         try:
-            kept.look()
+            with said_if_long(f"looking for devices: {kept.backend.name}"):
+                kept.look()
         finally:
             kept.backend.close()
     devices = [found.device for kept in backends for found in kept.devices]
@@ -104,7 +106,10 @@ def _value(attribute: DeviceAttribute | None) -> str:
     if attribute is None:
         return "-"
     values = (attribute.string_value, attribute.int_value, attribute.version_value, attribute.bool_value)
-    return next((str(v) for v in values if v is not None), "-")
+    lists = (attribute.strings, attribute.ints, attribute.versions, attribute.bools)
+    return next((str(v) for v in values if v is not None), "") or next(
+        (",".join(map(str, of)) for of in lists if of), "-"
+    )
 
 
 def _links(device: InventoryDevice) -> str:

@@ -51,15 +51,13 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help="an attribute that all devices of a pod share: nvlinkGroup, numaNode, pcieRoot, model or "
-        "any other; may be repeated",
+        "any other (repeatable)",
     )
     group.add_argument("--mig", metavar="PROFILE", help="MIG partitions of this profile, for example 3g.40gb")
     group.add_argument(
         "--device-class", metavar="NAME", help="DeviceClass; default: that of the driver's GPUs"
     )
-    group.add_argument(
-        "--select", metavar="CEL", action="append", default=[], help="a selector; may be repeated"
-    )
+    group.add_argument("--select", metavar="CEL", action="append", default=[], help="a selector (repeatable)")
     group.add_argument("--pods", metavar="N", help="number of pods that must fit together; default: 1")
     group.add_argument(
         "--domain",
@@ -67,7 +65,7 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
         help="what the nodes of all pods share, as the annotation dra-driver.dev/group-domain says it: a "
         "node label, or attribute:NAME",
     )
-    parser.add_argument(
+    group.add_argument(
         "--driver-name", metavar="NAME", default=DEFAULT_DRIVER_NAME, help="driver that the flags are about"
     )
 

@@ -40,122 +40,56 @@ log = structlog.get_logger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
-    _add_allocation(parser)
-    _add_replicas(parser)
-    _add_observability(parser)
-    _add_admission(parser)
-    parser.add_argument(
-        "--group-timeout",
-        type=float,
-        default=30.0,
-        metavar="SECONDS",
-        help="how long pods of a group may hold devices while others of it are missing; default: 30",
-    )
-    parser.add_argument(
-        "--group-labels",
-        default=",".join(GroupLabels),
-        metavar="LIST",
-        help="labels of others that make pods a group which is allocated all or none, beside "
-        "dra-driver.dev/group: kueue (pod groups), coscheduling (pod-group.scheduling.sigs.k8s.io), both "
-        "separated by a comma, or none; default: %(default)s",
-    )
-    parser.add_argument(
-        "--scheduler-name",
-        action="append",
-        metavar="NAME",
-        help=f"schedulerName of the pods that are served; may be repeated; default: {DEFAULT_SCHEDULER}",
-    )
-    parser.add_argument(
-        "--binding-timeout",
-        type=float,
-        default=60.0,
-        metavar="SECONDS",
-        help="how long kube-scheduler may say nothing about a pod whose claims are allocated, before "
-        "they are deallocated; default: 60",
-    )
-    parser.add_argument(
-        "--starvation-timeout",
-        type=float,
-        default=300.0,
-        metavar="SECONDS",
-        help="how long a pod may wait before devices are set aside for it, which pods that come after it do "
-        "not get, one pod at a time; 0: never; default: 300",
-    )
-    parser.add_argument(
-        "--scale-up-delay",
-        type=float,
-        default=15.0,
-        metavar="SECONDS",
-        help="how long a pod that only another node could serve waits before autoscalers see it, where a "
-        "DevicePolicy says that nodes may be added; default: 15",
-    )
-    parser.add_argument(
-        "--scale-up-pods",
-        type=int,
-        default=64,
-        metavar="NUMBER",
-        help="how many such pods autoscalers see at a time; 0: none; default: 64",
-    )
-    parser.add_argument(
-        "--workers", type=int, default=16, help="pods whose allocations are written at the same time"
-    )
-    parser.add_argument(
-        "--lending",
-        choices=[mode.value for mode in LendingMode],
-        default=LendingMode.OFF.value,
-        help="lend devices to kube-scheduler, for pods that only it can place: off; ending: lend no more and "
-        "bring back what is lent; on; the last two need a policy and rights of their own; default: off",
-    )
-    _add_preemption(parser)
+    _add_cluster(parser.add_argument_group("cluster"))
+    _add_replicas(parser.add_argument_group("replicas"))
+    _add_allocation(parser.add_argument_group("allocation"))
+    _add_groups(parser.add_argument_group("groups of pods"))
     _add_limits(parser)
+    _add_preemption(parser)
+    _add_autoscaling(parser.add_argument_group("autoscaling"))
+    _add_admission(parser)
+    _add_http(parser.add_argument_group("HTTP"))
+    _add_reports(parser.add_argument_group("reports"))
 
 
-def _add_preemption(parser: argparse.ArgumentParser) -> None:
-    preemption = parser.add_argument_group(
-        "preemption", "Pods of lower priority make room for a pod, or a group, that lacks devices."
-    )
-    preemption.add_argument(
-        "--preemption",
-        choices=[mode.value for mode in PreemptionMode],
-        default=PreemptionMode.DRY_RUN.value,
-        help="off: never; dry-run: it is only said which pods would be removed; on: they are, which needs "
-        "rights of its own; default: dry-run",
-    )
-    preemption.add_argument(
-        "--preemption-timeout",
-        type=float,
-        default=300.0,
-        metavar="SECONDS",
-        help="how long pods are removed only once for the same pod or group, and how long their devices are "
-        "set aside for it; default: 300",
-    )
-    preemption.add_argument(
-        "--preemption-rate",
-        type=float,
-        default=10.0,
-        metavar="PODS",
-        help="how many pods are removed a minute in the long run; default: 10",
-    )
-    preemption.add_argument(
-        "--preemption-violates-budgets",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="delete pods whose PodDisruptionBudget forbids it, where no other choice is left",
-    )
-
-
-def _add_allocation(parser: argparse.ArgumentParser) -> None:
+def _add_cluster(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--kubeconfig",
         type=Path,
+        metavar="FILE",
         help="kubeconfig; default: the KUBECONFIG variable, then the pod's service account",
     )
     parser.add_argument(
         "--driver-name",
         action="append",
         metavar="NAME",
-        help=f"driver whose devices are handled; may be repeated; default: {DEFAULT_DRIVER_NAME}",
+        help=f"driver whose devices are handled (repeatable); default: {DEFAULT_DRIVER_NAME}",
     )
+    parser.add_argument(
+        "--scheduler-name",
+        action="append",
+        metavar="NAME",
+        help=f"schedulerName of the pods that are served (repeatable); default: {DEFAULT_SCHEDULER}",
+    )
+
+
+def _add_replicas(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--leader-elect",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="wait for a Lease before working, so that several replicas can run",
+    )
+    parser.add_argument("--namespace", default=SYSTEM_NAMESPACE, metavar="NS", help="namespace of the Lease")
+    parser.add_argument(
+        "--pod-name",
+        default="",
+        metavar="NAME",
+        help="name of this pod, the beginning of its identity in the Lease; default: the host name",
+    )
+
+
+def _add_allocation(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--allocator",
         choices=[a.value for a in PoolAllocator],
@@ -166,77 +100,120 @@ def _add_allocation(parser: argparse.ArgumentParser) -> None:
         "--strategy",
         choices=[s.value for s in Strategy],
         default=Strategy.BEST_FIT.value,
-        help="how this controller chooses devices, unless a DevicePolicy says it; default: best-fit",
+        help="how this controller chooses devices, unless a DevicePolicy says otherwise",
     )
     parser.add_argument(
         "--node-policy",
         choices=[p.value for p in NodePolicy],
         default=NodePolicy.PACK.value,
-        help="which one best-fit chooses of nodes that are equally good: the fullest (pack) or the emptiest "
-        "(spread), unless a DevicePolicy says it; default: pack",
+        help="which of several equally good nodes best-fit chooses, unless a DevicePolicy says otherwise: "
+        "the fullest (pack) or the emptiest (spread)",
     )
-
-
-def _add_limits(parser: argparse.ArgumentParser) -> None:
-    limits = parser.add_argument_group(
-        "limits of decisions", "A pod whose decision meets one waits, and gets the Event DecisionLimit."
-    )
-    limits.add_argument(
-        "--decision-seconds",
-        type=float,
-        default=2.0,
-        metavar="SECONDS",
-        help="CPU time that a decision about a pod may take; default: 2",
-    )
-    limits.add_argument(
-        "--group-decision-seconds",
-        type=float,
-        default=10.0,
-        metavar="SECONDS",
-        help="CPU time that a decision about all pods of a group may take; default: 10",
-    )
-    limits.add_argument(
-        "--decision-memory",
+    parser.add_argument(
+        "--workers",
         type=int,
-        default=256,
-        metavar="MIB",
-        help="memory that a decision may take; default: 256",
+        default=16,
+        metavar="NUMBER",
+        help="pods whose allocations are written at the same time",
     )
-
-
-def _add_replicas(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--leader-elect",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="wait for a Lease before working, so that several replicas can run",
+        "--binding-timeout",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="how long kube-scheduler may say nothing about a pod whose claims are allocated, before "
+        "they are deallocated",
     )
-    parser.add_argument("--namespace", default=SYSTEM_NAMESPACE, help="namespace of the Lease")
     parser.add_argument(
-        "--pod-name",
-        default="",
-        metavar="NAME",
-        help="name of this pod, with which the holder of the Lease begins; default: the host name",
+        "--starvation-timeout",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="how long a pod may wait before devices are set aside for it, which pods that come after it do "
+        "not get, one pod at a time; 0: never",
+    )
+    parser.add_argument(
+        "--lending",
+        choices=[mode.value for mode in LendingMode],
+        default=LendingMode.OFF.value,
+        help="lend devices to kube-scheduler, for pods that only it can place; ending: lend no more and take "
+        "back what is lent; on and ending need a policy and rights of their own",
+    )
+    parser.add_argument(
+        "--lending-scan-budget",
+        type=float,
+        default=1.0,
+        metavar="SECONDS",
+        help="how long kube-scheduler may look for devices because of loans, by estimate: at one node for "
+        "each loan, and at all nodes for the pods that it could not place with one; beyond that nothing is "
+        "lent for more pods",
     )
 
 
-def _add_observability(parser: argparse.ArgumentParser) -> None:
+def _add_groups(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
-        "--health-port", type=int, help="serve /healthz, /readyz and /metrics; default: not served"
+        "--group-timeout",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="how long pods of a group may hold devices while others of it are missing",
     )
-    parser.add_argument("--health-host", default="127.0.0.1", help="address for --health-port")
+    parser.add_argument(
+        "--group-labels",
+        default=",".join(GroupLabels),
+        metavar="LIST",
+        help="labels of other projects that make pods a group, which is allocated as a whole or not at all, "
+        "beside "
+        "dra-driver.dev/group: kueue (pod groups), coscheduling (pod-group.scheduling.sigs.k8s.io), both "
+        "separated by a comma, or none; default: %(default)s",
+    )
+
+
+def _add_autoscaling(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--scale-up-delay",
+        type=float,
+        default=15.0,
+        metavar="SECONDS",
+        help="how long a pod that only another node could serve waits before autoscalers see it, where a "
+        "DevicePolicy says that nodes may be added",
+    )
+    parser.add_argument(
+        "--scale-up-pods",
+        type=int,
+        default=64,
+        metavar="NUMBER",
+        help="how many such pods autoscalers see at a time; 0: none",
+    )
+
+
+def _add_http(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--health-port",
+        type=int,
+        metavar="PORT",
+        help="serve /healthz, /readyz and /metrics; default: not served",
+    )
+    parser.add_argument(
+        "--health-host", default="127.0.0.1", metavar="ADDRESS", help="address for --health-port"
+    )
     parser.add_argument(
         "--web-port",
         type=int,
+        metavar="PORT",
         help="serve a read-only page that shows the fleet live; default: not served",
     )
     parser.add_argument(
         "--web-host",
         default="127.0.0.1",
+        metavar="ADDRESS",
         help="address for --web-port; everyone who reaches it sees the names of claims and pods, so prefer "
         "kubectl port-forward to another address",
     )
     common.add_http_authorization_argument(parser, "/metrics, and the page on other addresses than loopback")
+
+
+def _add_reports(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--otlp-endpoint",
         default="",
@@ -252,15 +229,82 @@ def _add_observability(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    limits = parser.add_argument_group(
+        "limits of decisions", "A pod whose decision meets one waits, and gets the Event DecisionLimit."
+    )
+    limits.add_argument(
+        "--decision-seconds",
+        type=float,
+        default=2.0,
+        metavar="SECONDS",
+        help="CPU time that a decision about a pod may take",
+    )
+    limits.add_argument(
+        "--group-decision-seconds",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="CPU time that a decision about all pods of a group may take",
+    )
+    limits.add_argument(
+        "--decision-memory",
+        type=int,
+        default=256,
+        metavar="MIB",
+        help="memory that a decision may take",
+    )
+
+
+def _add_preemption(parser: argparse.ArgumentParser) -> None:
+    preemption = parser.add_argument_group(
+        "preemption", "Pods of lower priority make room for a pod, or a group, that lacks devices."
+    )
+    preemption.add_argument(
+        "--preemption",
+        choices=[mode.value for mode in PreemptionMode],
+        default=PreemptionMode.DRY_RUN.value,
+        help="off: never; dry-run: only report which pods would be removed; on: remove them, which needs "
+        "rights of its own",
+    )
+    preemption.add_argument(
+        "--preemption-timeout",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="how long the same pod or group waits before more pods are removed for it, and how long the "
+        "devices of the removed ones are set aside for it",
+    )
+    preemption.add_argument(
+        "--preemption-rate",
+        type=float,
+        default=10.0,
+        metavar="PODS",
+        help="how many pods are removed per minute in the long run",
+    )
+    preemption.add_argument(
+        "--preemption-violates-budgets",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="delete pods whose PodDisruptionBudget forbids it, where no other choice is left",
+    )
+
+
 def _add_admission(parser: argparse.ArgumentParser) -> None:
     admission = parser.add_argument_group(
         "admission webhooks", "They check opaque parameters of our drivers when objects are written."
     )
     admission.add_argument(
-        "--admission-port", type=int, help="serve the webhooks over HTTPS; default: not served"
+        "--admission-port",
+        type=int,
+        metavar="PORT",
+        help="serve the webhooks over HTTPS; default: not served",
     )
     admission.add_argument(
-        "--admission-host", default="", help="address for --admission-port; default: all addresses"
+        "--admission-host",
+        default="",
+        metavar="ADDRESS",
+        help="address for --admission-port; default: all addresses",
     )
     admission.add_argument(
         "--admission-service",
@@ -269,7 +313,11 @@ def _add_admission(parser: argparse.ArgumentParser) -> None:
         help=f"Service in --namespace by which the API server reaches the webhooks; default: {OBJECT_NAME}",
     )
     admission.add_argument(
-        "--admission-service-port", type=int, default=443, help="port of the Service; default: 443"
+        "--admission-service-port",
+        type=int,
+        default=443,
+        metavar="PORT",
+        help="port of the Service",
     )
     admission.add_argument(
         "--admission-url",
@@ -323,6 +371,7 @@ def run(args: argparse.Namespace, timings: Timings | None = None) -> int:
             violates_budgets=args.preemption_violates_budgets,
         ),
         lending=LendingMode(args.lending),
+        lending_scan_seconds=args.lending_scan_budget,
         schedulers=tuple(args.scheduler_name or [DEFAULT_SCHEDULER]),
         binding_seconds=args.binding_timeout,
         workers=args.workers,

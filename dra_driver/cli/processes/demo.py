@@ -5,14 +5,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import functools
 import signal
+import sys
+import tempfile
 from pathlib import Path
 from typing import Final
 
+from dra_driver.cli import common
 from dra_driver.discovery import registry
 from dra_driver.discovery.simulated import profile as simulated_profile
 from dra_driver.errors import ConfigurationError
 from dra_driver.sim import assets, container_runtime
+from dra_driver.sim.demo.backends import further_backend
 from dra_driver.sim.demo.cluster import DEFAULT_NODES, demo_cluster
 from dra_driver.sim.demo.demo import Demo, DemoOptions
 
@@ -44,8 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME[=ARG]",
-        help="a further backend of the node agents, such as your own: its devices are published and "
-        "allocated beside the simulated ones (repeatable)",
+        help="a further backend of the node agents, such as your own: its devices are published beside the "
+        "simulated ones, and a pod gets one of them; without ARG, one of a third party shows devices that do "
+        "not exist, if it has such (repeatable)",
     )
     parser.add_argument(
         "--web",
@@ -73,6 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run each example's container with runc, crun or podman (needs root)",
     )
+    common.add_output_argument(parser)
 
 
 def _port(text: str) -> int:
@@ -90,24 +97,41 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ConfigurationError: a flag is wrong, or there is no container runtime for ``--runtime``.
     """
-    return asyncio.run(_main(demo_options(args)))
+    # A short path: agents are told it by their command lines.
+    with tempfile.TemporaryDirectory(prefix="dra-backends-") as folder:
+        demo = Demo(demo_options(args, Path(folder)))
+        if args.output != "table":
+            # Data alone is on stdout.
+            demo.out = sys.stderr
+            demo.publish = functools.partial(common.print_data, form=args.output)
+        return asyncio.run(_main(demo))
 
 
-def demo_options(args: argparse.Namespace) -> DemoOptions:
+def demo_options(args: argparse.Namespace, folder: Path) -> DemoOptions:
     """Return the options of the run.
+
+    Args:
+        args: of the command line.
+        folder: an empty one, for the files of devices that do not exist.
 
     Raises:
         ConfigurationError: a flag is wrong, or there is no container runtime for ``--runtime``.
     """
     if args.profile is not None:
         simulated_profile.load(args.profile)
+    cluster = demo_cluster(args.nodes, args.profile, args.kubeconfig)
     known = registry.backend_names()
     unknown = [spec for spec in args.backend if spec.partition("=")[0] not in known]
     if unknown:
         raise ConfigurationError(f"--backend {unknown[0]}: no such backend; there are {', '.join(known)}")
+    backends = []
+    for number, spec in enumerate(args.backend):
+        own = folder / str(number)
+        own.mkdir()
+        backends.append(further_backend(spec, own, driver=cluster.driver_name, node="node1", number=number))
     cluster = dataclasses.replace(
-        demo_cluster(args.nodes, args.profile, args.kubeconfig),
-        plugin_flags=tuple(f"--backend={spec}" for spec in args.backend),
+        cluster,
+        plugin_flags=tuple(f"--backend={b.spec}" for b in backends),
         controller_flags=("--web-port", str(args.web)) if args.web else (),
     )
     return DemoOptions(
@@ -117,10 +141,11 @@ def demo_options(args: argparse.Namespace) -> DemoOptions:
         web=args.web or 0,
         faults=assets.read_plan(args.faults, "--faults") if args.faults is not None else None,
         runtime=container_runtime.find_runtime() if args.runtime else None,
+        backends=backends,
     )
 
 
-async def _main(options: DemoOptions) -> int:
+async def _main(demo: Demo) -> int:
     task = asyncio.current_task()
     assert task is not None
     interrupted: list[int] = []
@@ -132,7 +157,6 @@ async def _main(options: DemoOptions) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, int(number))
-    demo = Demo(options)
     try:
         return await demo.run()
     except asyncio.CancelledError:

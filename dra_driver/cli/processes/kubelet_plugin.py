@@ -23,68 +23,100 @@ __all__ = ["add_arguments", "run"]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of the subcommand."""
-    _add_places(parser)
-    _add_discovery(parser)
-    _add_nvidia(parser)
-    _add_services(parser)
+    _add_node(parser.add_argument_group("node"))
+    _add_directories(parser.add_argument_group("files and sockets of the node"))
+    _add_discovery(parser.add_argument_group("discovery"))
+    _add_nvidia(parser.add_argument_group("NVIDIA's GPUs"))
+    _add_containers(parser.add_argument_group("what containers get"))
+    _add_publication(parser.add_argument_group("publication"))
+    _add_http(parser.add_argument_group("HTTP"))
 
 
-def _add_places(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--node-name", required=True, help="name of the Node; in a pod: spec.nodeName")
+def _add_node(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--node-name", required=True, metavar="NAME", help="name of the Node; in a pod: spec.nodeName"
+    )
     parser.add_argument(
         "--kubeconfig",
         type=Path,
+        metavar="FILE",
         help="how to reach the API server; default: the KUBECONFIG variable, then the service account",
     )
-    parser.add_argument("--driver-name", default=DEFAULT_DRIVER_NAME, help="driver name in ResourceSlices")
     parser.add_argument(
-        "--kubelet-dir", type=Path, default=Path("/var/lib/kubelet"), help="the kubelet's --root-dir"
+        "--driver-name", default=DEFAULT_DRIVER_NAME, metavar="NAME", help="driver name in ResourceSlices"
     )
     parser.add_argument(
-        "--plugins-dir", type=Path, help="directory of the plugin's socket; default: KUBELET_DIR/plugins"
+        "--instance-id",
+        default="",
+        metavar="ID",
+        help="part of the socket's name in which two plugins on one node differ, for updates without a "
+        "gap; in a pod: metadata.uid",
+    )
+
+
+def _add_directories(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--kubelet-dir",
+        type=Path,
+        default=Path("/var/lib/kubelet"),
+        metavar="DIR",
+        help="the kubelet's --root-dir",
+    )
+    parser.add_argument(
+        "--plugins-dir",
+        type=Path,
+        metavar="DIR",
+        help="directory of the plugin's socket; default: plugins below --kubelet-dir",
     )
     parser.add_argument(
         "--registry-dir",
         type=Path,
-        help="where the kubelet looks for plugins; default: KUBELET_DIR/plugins_registry",
+        metavar="DIR",
+        help="where the kubelet looks for plugins; default: plugins_registry below --kubelet-dir",
     )
     parser.add_argument(
         "--pod-resources-socket",
         type=Path,
         metavar="PATH",
         help="where the kubelet says which pods have which claims; default: "
-        "KUBELET_DIR/pod-resources/kubelet.sock",
+        "pod-resources/kubelet.sock below --kubelet-dir",
     )
     parser.add_argument(
-        "--cdi-dir", type=Path, default=Path("/var/run/cdi"), help="where the container runtime reads CDI"
+        "--cdi-dir",
+        type=Path,
+        default=Path("/var/run/cdi"),
+        metavar="DIR",
+        help="where the container runtime reads CDI",
     )
     parser.add_argument(
-        "--state-dir", type=Path, help="directory of the checkpoint; default: PLUGINS_DIR/DRIVER_NAME"
+        "--state-dir",
+        type=Path,
+        metavar="DIR",
+        help="directory of the checkpoint; default: the driver's name below --plugins-dir",
+    )
+    parser.add_argument(
+        "--sysfs-root", type=Path, default=Path("/sys"), metavar="DIR", help="where sysfs is mounted"
+    )
+    parser.add_argument(
+        "--dev-root", type=Path, default=Path("/dev"), metavar="DIR", help="where device nodes are"
+    )
+    parser.add_argument(
+        "--procfs-root",
+        type=Path,
+        metavar="DIR",
+        default=Path("/proc"),
+        help="where the host's procfs is mounted: for the boot ID, and for processes that have devices open",
     )
 
 
-def _add_discovery(parser: argparse.ArgumentParser) -> None:
+def _add_discovery(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--backend",
         action="append",
         default=[],
         metavar="NAME[=ARG]",
-        help="backend that discovers devices, for example nvml or simulated=dgx-h100; may be repeated; "
+        help="backend that discovers devices, for example nvml or simulated=dgx-h100 (repeatable); "
         "default: every built-in backend that finds its hardware",
-    )
-    parser.add_argument("--sysfs-root", type=Path, default=Path("/sys"), help="where sysfs is mounted")
-    parser.add_argument("--dev-root", type=Path, default=Path("/dev"), help="where device nodes are")
-    parser.add_argument(
-        "--procfs-root",
-        type=Path,
-        default=Path("/proc"),
-        help="where the host's procfs is mounted: for the boot ID, and for processes that have devices open",
-    )
-    parser.add_argument(
-        "--instance-id",
-        default="",
-        help="part of the socket's name in which two plugins on one node differ, for updates without a "
-        "gap; in a pod: metadata.uid",
     )
     parser.add_argument(
         "--rescan-interval",
@@ -118,7 +150,15 @@ def _add_discovery(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_nvidia(parser: argparse.ArgumentParser) -> None:
+def _add_nvidia(parser: argparse._ActionsContainer) -> None:
+    common.add_driver_root_arguments(parser)
+    parser.add_argument(
+        "--nvidia-cdi-hook",
+        default="",
+        metavar="PATH",
+        help="NVIDIA's program nvidia-cdi-hook on the host; default: searched in the usual places; "
+        "containers start without it if it is missing",
+    )
     parser.add_argument(
         "--nvidia-smi",
         default="nvidia-smi",
@@ -137,7 +177,6 @@ def _add_nvidia(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="how MPS daemons, which outlive the plugin, are run: as systemd units, or in own sessions",
     )
-    common.add_driver_root_arguments(parser)
     parser.add_argument(
         "--destroy-unowned-partitions",
         action=argparse.BooleanOptionalAction,
@@ -145,24 +184,9 @@ def _add_nvidia(parser: argparse.ArgumentParser) -> None:
         help="at the start, destroy MIG instances that no claim holds and no administrator owns: by a label "
         "of NVIDIA's MIG manager on the Node, or by the file owned-partitions in the state directory",
     )
-    parser.add_argument(
-        "--nvidia-cdi-hook",
-        default="",
-        metavar="PATH",
-        help="NVIDIA's program nvidia-cdi-hook on the host; default: searched in the usual places; "
-        "containers start without it if it is missing",
-    )
 
 
-def _add_services(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--metrics-address",
-        default="",
-        metavar="HOST:PORT",
-        help="where /metrics, /healthz, /readyz and /debug/state are served, for example 127.0.0.1:9400 or "
-        ":9400; names of claims and pods are in the first and the last; default: not served",
-    )
-    common.add_http_authorization_argument(parser, "/metrics and /debug/state")
+def _add_containers(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--device-metadata",
         action=argparse.BooleanOptionalAction,
@@ -182,7 +206,7 @@ def _add_services(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAMESPACE",
         help="with --passthrough: namespace whose claims may have it if the parameters of their DeviceClass "
-        "ask for it; may be repeated; default: every namespace",
+        "ask for it (repeatable); default: every namespace",
     )
     parser.add_argument(
         "--passthrough-claim-namespace",
@@ -190,8 +214,11 @@ def _add_services(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAMESPACE",
         help="with --passthrough: namespace whose claims may have it by their own parameters alone, * for "
-        "every one; may be repeated; default: none",
+        "every one (repeatable); default: none",
     )
+
+
+def _add_publication(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--publish",
         choices=("controller", "node"),
@@ -207,6 +234,17 @@ def _add_services(parser: argparse.ArgumentParser) -> None:
         "status.capacity counts nvidia.com/gpu, for example) seems to hand out; publish only if it "
         "leaves these alone, otherwise they are given away twice",
     )
+
+
+def _add_http(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--metrics-address",
+        default="",
+        metavar="HOST:PORT",
+        help="where /metrics, /healthz, /readyz and /debug/state are served, for example 127.0.0.1:9400 or "
+        ":9400; names of claims and pods are in the first and the last; default: not served",
+    )
+    common.add_http_authorization_argument(parser, "/metrics and /debug/state")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from dra_driver.api.names import LISTS_GATE
 from dra_driver.errors import ConfigurationError
 from dra_driver.sim.apiserver import ApiServer
 from dra_driver.sim.assets import deploy_directory, read_plan
@@ -44,10 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parts = parser.add_subparsers(dest="part", metavar="PART", required=True)
     text = "the API server alone, with our CustomResourceDefinitions and DeviceClasses; runs until SIGTERM"
     server = parts.add_parser(
-        "apiserver", help=text, description=text, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        "apiserver", help=text, description=text, formatter_class=parser.formatter_class
     )
-    server.add_argument("--port", type=_port, default=0, help="port on --host; 0 for any free one")
-    server.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    server.add_argument(
+        "--port", type=_port, default=0, metavar="PORT", help="port on --host; 0 for any free one"
+    )
+    server.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on")
     server.add_argument(
         "--kubeconfig",
         type=Path,
@@ -55,7 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="where to write a kubeconfig for kubectl",
     )
-    server.add_argument("--token", help="bearer token that every request must carry; default: none is needed")
+    server.add_argument(
+        "--token", metavar="TOKEN", help="bearer token that every request must carry; default: none is needed"
+    )
     server.add_argument(
         "--data",
         type=Path,
@@ -68,7 +73,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAMESPACE/NAME=HOST:PORT",
-        help="address of the Service of an admission webhook, as there are no pods here; may be repeated",
+        help="address of the Service of an admission webhook, as there are no pods here (repeatable)",
+    )
+    server.add_argument(
+        "--feature-gate",
+        action="append",
+        choices=[LISTS_GATE],
+        default=[],
+        help="turn on a feature gate that is off in Kubernetes by default (repeatable)",
     )
     server.add_argument(
         "--faults",
@@ -116,7 +128,11 @@ def _faults(given: str | None) -> FaultPlan | None:
 
 async def _serve(args: argparse.Namespace) -> int:
     server = ApiServer(
-        token=args.token, faults=_faults(args.faults), services=dict(args.service), data=args.data
+        token=args.token,
+        faults=_faults(args.faults),
+        services=dict(args.service),
+        data=args.data,
+        gates=args.feature_gate,
     )
     await server.install(_manifests())
     stop = asyncio.Event()

@@ -75,6 +75,7 @@ def test_arguments_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
         assert says in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on this machine")
 def test_kubectl_gets_along_with_it(tmp_path: Path) -> None:
     path = tmp_path / "kubeconfig"
@@ -125,6 +126,7 @@ def test_kubectl_watches(tmp_path: Path) -> None:
     assert "default" in found.stdout, found.stderr
 
 
+@pytest.mark.long
 def test_faults_come_from_a_flag_or_a_file(tmp_path: Path) -> None:
     plan = tmp_path / "plan.faults"
     plan.write_text("error 503 on list deviceclasses\n")

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import dataclasses
 import io
+import json
 import os
 import shutil
 import signal
@@ -22,10 +23,14 @@ import forked
 import pytest
 import yaml
 
+from dra_driver import cel
+from dra_driver.api.resource import Device
 from dra_driver.cli.main import main
 from dra_driver.cli.processes import demo as demo_command
+from dra_driver.discovery import open_backend
 from dra_driver.sim import assets
 from dra_driver.sim.cluster import ClusterConfig
+from dra_driver.sim.demo.backends import further_backend
 from dra_driver.sim.demo.cluster import DEFAULT_NODES, demo_cluster
 from dra_driver.sim.demo.demo import Demo, DemoOptions
 
@@ -101,14 +106,37 @@ def test_a_temporary_directory_that_is_too_long_is_named(
     assert list(long.iterdir()) == []
 
 
-def test_the_page_and_backends_of_ones_own_are_flags_of_the_processes() -> None:
+def test_the_page_and_backends_of_ones_own_are_flags_of_the_processes(tmp_path: Path) -> None:
     parser = argparse.ArgumentParser()
     demo_command.add_arguments(parser)
-    options = demo_command.demo_options(parser.parse_args(["--web", "--backend", "simulated=t4x2"]))
+    options = demo_command.demo_options(parser.parse_args(["--web", "--backend", "simulated=t4x2"]), tmp_path)
     assert (options.web, options.keep) == (8090, True)
     assert options.cluster.controller_flags == ("--web-port", "8090")
     assert options.cluster.plugin_flags == ("--backend=simulated=t4x2",)
-    assert not demo_command.demo_options(parser.parse_args([])).keep
+    assert [b.text for b in options.backends] == [
+        "--backend simulated=t4x2: 2 devices on node1 (2 × T4); pod backend-simulated asks for one"
+    ]
+    assert not demo_command.demo_options(parser.parse_args([]), tmp_path).keep
+
+
+def test_a_backend_without_hardware_is_said_and_has_no_pod(tmp_path: Path) -> None:
+    file = tmp_path / "npu.yaml"
+    file.write_text("devices: [{name: npu, match: {dev: none-of-these/npu*}}]")
+    shown = further_backend(f"generic={file}", tmp_path, driver="gpu.example.com", node="node1", number=0)
+    assert shown.text.startswith(f"--backend generic={file}: no devices")
+    assert (shown.objects, shown.pods, shown.devices) == ((), (), frozenset())
+
+
+def test_a_further_backend_is_asked_for_by_what_its_devices_are(tmp_path: Path) -> None:
+    shown = further_backend("simulated=dgx-h100", tmp_path, driver="gpu.example.com", node="node1", number=1)
+    device_class, _, pod = shown.objects
+    (selector,) = device_class["spec"]["selectors"]
+    compiled = cel.compile_selector(selector["cel"]["expression"])
+    found = open_backend("simulated=dgx-h100", sysfs_root=tmp_path, dev_root=tmp_path, node_name="node1")
+    for driver, wanted in (("gpu.example.com", True), ("other.example.com", False)):
+        devices = [Device(name=d.device.name, attributes=d.device.attributes) for d in found.discover()]
+        assert {compiled.matches(cel.DeviceView(driver, d)) for d in devices} == {wanted}
+    assert pod["metadata"]["name"] == "backend-simulated-1" == shown.pods[0].key.name
 
 
 def forked_demo(nodes: int = DEFAULT_NODES) -> ClusterConfig:
@@ -131,6 +159,26 @@ def test_the_demo_succeeds_and_prints_its_table() -> None:
     assert "dra-examples/unsatisfiable waits:" in text
     assert "nothing is left: no pod, no CDI file, no checkpoint entry, no allocation" in text
     assert text.rstrip().endswith("The demo succeeded.")
+
+
+@pytest.mark.sim
+def test_the_results_as_data(tmp_path: Path) -> None:
+    for folder in EXAMPLES.glob("0[02]*"):
+        if folder.is_dir():
+            shutil.copytree(folder, tmp_path / folder.name)
+    out = io.StringIO()
+    given: list[dict[str, Any]] = []
+    demo = Demo(DemoOptions(forked_demo(1), tmp_path), out, publish=given.append)
+    assert asyncio.run(demo.run()) == 0, out.getvalue()
+    (results,) = given
+    json.dumps(results)
+    assert (results["succeeded"], results["findings"]) == (True, [])
+    pod = next(p for p in results["pods"] if p["name"] == "gpu-32gi")
+    assert (pod["phase"], pod["node"], len(pod["devices"])) == ("Running", "node1", 1)
+    device = pod["devices"][0]
+    assert pod["containers"]["main"]["env"]["DRA_GPU__GPU__0_DEVICE"] == device["device"]
+    assert "WHAT THE CONTAINER SEES" not in out.getvalue()
+    assert "The demo succeeded." in out.getvalue()
 
 
 @pytest.mark.sim
@@ -172,6 +220,7 @@ def test_the_demo_fails_where_a_pod_does_not_get_what_it_was_promised(tmp_path: 
     assert "The demo FAILED" in out.getvalue()
 
 
+@pytest.mark.long
 @pytest.mark.sim
 def test_keep_stays_until_a_signal_and_leaves_nothing(tmp_path: Path) -> None:
     kubeconfig, few = tmp_path / "kubeconfig", tmp_path / "examples"
@@ -199,6 +248,7 @@ def test_keep_stays_until_a_signal_and_leaves_nothing(tmp_path: Path) -> None:
     assert children_of(f"--kubeconfig={kubeconfig}") == []
 
 
+@pytest.mark.long
 @pytest.mark.sim
 def test_an_interrupted_start_leaves_nothing() -> None:
     command = [sys.executable, "-m", "dra_driver.cli.main", "demo"]

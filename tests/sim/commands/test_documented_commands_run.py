@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from documented_commands import Block, Command, blocks, commands
+from documented_reader import reader_folder, requires_kubectl
 from paths import PROJECT
 
 pytestmark = [pytest.mark.sim, pytest.mark.long]
@@ -48,14 +49,9 @@ class Place:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    if shutil.which("kubectl") is None:
-        pytest.skip("kubectl is not installed")
-    folder = tmp_path_factory.mktemp("reader")
+    requires_kubectl()
+    folder = reader_folder(tmp_path_factory.mktemp("reader"), PROGRAMS)
     kubeconfig = folder / "kubeconfig"
-    for name in ("deploy", "docs"):
-        (folder / name).symlink_to(PROJECT / name)
-    (folder / ".venv").mkdir()
-    (folder / ".venv" / "bin").symlink_to(PROGRAMS)
     environment = {**os.environ, "KUBECONFIG": str(kubeconfig), "PATH": f"{PROGRAMS}:{os.environ['PATH']}"}
     made = Place(folder, environment)
     demo = [str(PROGRAMS / "dra-driver"), "demo", "--nodes", "1", "--keep", "--kubeconfig", str(kubeconfig)]

@@ -109,6 +109,17 @@ def test_why_a_claim_does_not_fit(cluster: Path, capsys: pytest.CaptureFixture[s
     assert "default/fits" not in capsys.readouterr().out
 
 
+def test_a_plan_looks_into_the_namespace_of_the_context(
+    cluster: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = yaml.safe_load(cluster.read_text())
+    config["contexts"][0]["context"]["namespace"] = "team"
+    cluster.write_text(yaml.safe_dump(config))
+    assert kubectl_dra(["plan", "--kubeconfig", str(cluster), "--claim", "huge"]) == 1
+    assert "ResourceClaim team/huge" in capsys.readouterr().out
+    assert kubectl_dra(["plan", "--kubeconfig", str(cluster), "--claim", "fits", "-n", "default"]) == 0
+
+
 def test_the_kubeconfig_is_found_where_kubectl_finds_it(
     cluster: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,6 +200,7 @@ def test_watching_shows_what_changes(tmp_path: Path) -> None:
             process.kill()
 
 
+@pytest.mark.long
 def test_what_is_watched_may_be_deleted(tmp_path: Path) -> None:
     path = tmp_path / "kubeconfig"
     command = [
@@ -219,6 +231,7 @@ def test_what_is_watched_may_be_deleted(tmp_path: Path) -> None:
     assert process.returncode == 2
 
 
+@pytest.mark.long
 def test_the_reader_of_what_is_watched_may_go(tmp_path: Path) -> None:
     path = tmp_path / "kubeconfig"
     command = [str(PLUGIN), "status", "--kubeconfig", str(path), "--watch", "--interval", "0.1"]
@@ -238,6 +251,7 @@ def test_the_reader_of_what_is_watched_may_go(tmp_path: Path) -> None:
             process.kill()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on this machine")
 def test_kubectl_runs_it_as_its_plugin(cluster: Path) -> None:
     path = cluster

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from dra_driver.cli.main import main
 
@@ -74,6 +75,14 @@ def test_claims_are_measured(
     # With --commit the fourth finds the three free GPUs taken, and everything is given back.
     assert result["allocated"] == (5 if commit else 6)
     assert result["claims_per_second"] > 0
+
+
+def test_yaml_holds_the_same_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = files(tmp_path)
+    assert bench(paths) == 0
+    fields = set(json.loads(capsys.readouterr().out))
+    assert bench(paths, "-o", "yaml") == 0
+    assert set(yaml.safe_load(capsys.readouterr().out)) == fields
 
 
 def test_what_does_not_fit_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

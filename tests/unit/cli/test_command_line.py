@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import importlib
 import io
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +19,8 @@ import structlog
 
 import dra_driver
 from dra_driver.cli.common import configure_logging
-from dra_driver.cli.main import kubectl_dra, main
+from dra_driver.cli.display.helps import HelpFormatter
+from dra_driver.cli.main import COMMANDS, kubectl_dra, main
 
 PROGRAM = Path(sys.executable).parent / "dra-driver"
 
@@ -54,6 +59,15 @@ def test_commands_and_flags_of_the_chosen_command_are_completed(tmp_path: Path) 
     assert completions("dra-driver status --by mo", tmp_path) == ["model"]
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"), [(["status", "--by", "mo"], ["model"]), (["ex"], ["explain"])]
+)
+def test_kubectl_gets_completions_and_its_directive(words: list[str], expected: list[str]) -> None:
+    program = PROGRAM.with_name("kubectl_complete-dra")
+    run = subprocess.run([program, *words], capture_output=True, text=True, check=True, timeout=60)
+    assert run.stdout.splitlines() == [*expected, ":4"]
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -71,16 +85,74 @@ def test_logs_have_colours_on_terminals_unless_nobody_wants_them(
     assert ("\x1b" in terminal.getvalue()) is colours
 
 
-@pytest.mark.parametrize("command", ["explain", "status", "cel"])
-def test_the_help_is_in_groups_and_fits_100_columns(
-    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+LINES = [
+    *([name] for name in COMMANDS if name not in ("cdi", "bench", "sim")),
+    *(["cdi", action] for action in ("list", "validate", "show")),
+    ["bench", "allocator"],
+    ["sim", "apiserver"],
+]
+
+
+@pytest.mark.parametrize("words", LINES, ids=" ".join)
+def test_the_help_of_every_command_reads_well(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit) as ended:
-        main([command, "--help"])
+        main([*words, "--help"])
     assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 110
+    # No value of Python, no list, and one way to say a default.
+    for strange in ("None", "True", "False", "[]", "(default", ".0\n", "may be repeated"):
+        assert strange not in out, strange
+    # Names are not broken at their hyphens, so that they can be copied.
+    assert not re.search(r"\w-\n", out)
+
+
+def test_every_flag_says_what_it_takes_and_what_it_does() -> None:
+    for name, (module, _) in COMMANDS.items():
+        parser = argparse.ArgumentParser()
+        importlib.import_module(f"dra_driver.cli.{module}").add_arguments(parser)
+        for action in flags_of(parser):
+            assert action.help, (name, action.option_strings)
+            assert action.nargs == 0 or action.choices or action.metavar, (name, action.option_strings)
+
+
+def flags_of(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Yield all options, those of subcommands too."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for sub in action.choices.values():
+                yield from flags_of(sub)
+        elif action.option_strings:
+            yield action
+
+
+def test_defaults_are_shown_as_people_type_them() -> None:
+    parser = argparse.ArgumentParser(formatter_class=HelpFormatter)
+    parser.add_argument("--on", action=argparse.BooleanOptionalAction, default=True, help="one")
+    parser.add_argument("--off", action=argparse.BooleanOptionalAction, default=False, help="two")
+    parser.add_argument("--flag", action="store_true", help="three")
+    parser.add_argument("--seconds", type=float, default=60.0, metavar="S", help="four")
+    parser.add_argument("--part", default="5%", metavar="P", help="five %% of it")
+    parser.add_argument("--said", default=1, metavar="N", help="six; the default is one")
+    shown = " ".join(parser.format_help().split())
+    for words in (
+        "one; default: --on",
+        "two; default: --no-off",
+        "three --",
+        "four; default: 60 ",
+        "five % of it; default: 5% ",
+    ):
+        assert words in shown
+    assert shown.endswith("six; the default is one")
+
+
+@pytest.mark.parametrize("command", ["explain", "status", "cel", "plan"])
+def test_what_people_ask_with_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
     out = capsys.readouterr().out
     assert "\nlogging:\n" in out
     assert "\nexamples:\n  dra-driver " in out
-    assert "(default: None)" not in out
-    assert max(map(len, out.splitlines())) <= 100

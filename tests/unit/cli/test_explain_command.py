@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
+import threading
 
 import builders
 import pytest
@@ -14,7 +16,7 @@ from dra_driver.api import codec
 from dra_driver.api.core import Pod
 from dra_driver.api.resource import DeviceClass, ResourceClaim, ResourceSlice
 from dra_driver.cli.allocator.manifests import Manifests
-from dra_driver.cli.display.progress import Progress
+from dra_driver.cli.display.progress import Progress, said_if_long
 from dra_driver.cli.display.report import Cell, Line, Report, Table, plain
 from dra_driver.cli.display.terminal import rendered
 from dra_driver.cli.explain import explained
@@ -22,6 +24,7 @@ from dra_driver.cli.explaining.answers import answers
 from dra_driver.cli.explaining.targets import parse_target
 from dra_driver.cli.main import main
 from dra_driver.errors import InvalidInput
+from dra_driver.fleet import LendingShown, LentToPod
 
 
 def fleet(*claims: dict[str, object], pods: tuple[dict[str, object], ...] = ()) -> Manifests:
@@ -141,6 +144,24 @@ def test_tables_fit_the_terminal(width: int) -> None:
     assert sum(line.count("words") for line in lines) == 20
 
 
+NUMBERS = ("DEVICES", "ALLOCATED", "FREE", "UNHEALTHY")
+
+
+def test_headers_and_numbers_stay_whole_where_there_is_room() -> None:
+    header = ("NODE", "MODEL", "TYPE", *NUMBERS, "MEMORY")
+    row = ("gpu-node-with-a-long-name", "NVIDIA-H100-80GB-HBM3-MIG", "partition", 10008, 10001, 7, 0, "7.8Ti")
+    lines = on_terminal(((Table(header, [row]),),), 80, {"NO_COLOR": "1", "TERM": "xterm"}).splitlines()
+    assert len(lines[1]) <= 80
+    assert all(name in lines[0] for name in header)
+    assert all(number in lines[1].split() for number in ("10008", "10001", "7", "0", "7.8Ti"))
+
+
+def test_columns_are_folded_where_there_is_no_room_for_all() -> None:
+    table = Table(NUMBERS, [("12345678", "12345678", "12345678", "12345678")])
+    text = on_terminal(((table,),), 20, {"NO_COLOR": "1", "TERM": "xterm"})
+    assert sum(c.isdigit() for c in text.replace("[1m", "").replace("[0m", "")) == 32
+
+
 def test_colours_are_left_out_where_nobody_wants_them() -> None:
     assert "\x1b[31m" in on_terminal(REPORT, 80, {"TERM": "xterm"})
     assert "\x1b[3" not in on_terminal(REPORT, 80, {"TERM": "xterm", "NO_COLOR": "1"})
@@ -162,6 +183,33 @@ def test_what_takes_longer_than_a_second_is_said_on_a_terminal() -> None:
     assert terminal.getvalue() == "\r\x1b[K… first\r\x1b[K… second\\x1b[2J\r\x1b[K"
     pipe = io.StringIO()
     Progress(pipe, lambda: 9.0).show("never")
+    assert pipe.getvalue() == ""
+
+
+def test_the_line_of_progress_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    seconds = iter((0.0, 2.0))
+    terminal = Terminal()
+    Progress(terminal, lambda: next(seconds)).show("x" * 100)
+    assert terminal.getvalue() == f"\r\x1b[K… {'x' * 17}"
+
+
+def test_work_that_never_waits_is_said_too() -> None:
+    class Seen(Terminal):
+        said = threading.Event()
+
+        def flush(self) -> None:
+            self.said.set()
+
+    terminal = Seen()
+    line = Progress(terminal, itertools.count(0.0, 2.0).__next__)
+    with said_if_long("reading a.yaml", line):
+        assert terminal.said.wait(60)
+    assert terminal.getvalue().startswith("\r\x1b[K… reading a.yaml")
+    assert terminal.getvalue().endswith("\r\x1b[K")
+    pipe = io.StringIO()
+    with said_if_long("never", Progress(pipe, itertools.count(0.0, 2.0).__next__)):
+        pass
     assert pipe.getvalue() == ""
 
 
@@ -191,3 +239,77 @@ def test_claims_that_ask_for_the_same_are_asked_about_once() -> None:
     different = work(*(f"{size}Gi" for size in range(1000, 1020)))
     same = work(*["1000Gi"] * 20)
     assert same < different / 4, (same, different)
+
+
+# --- loans --------------------------------------------------------------------------------------------------
+
+
+def lending_fleet(pod: dict[str, object], *claims: dict[str, object]) -> Manifests:
+    """A node with a GPU of the controller and a NIC of kube-scheduler."""
+    gpu = builders.device("gpu-0", "40Gi", taints=[builders.PROTECTED])
+    slices = [
+        builders.resource_slice("n1", gpu),
+        builders.resource_slice("n1", builders.device("nic-0"), driver="nic.example.com"),
+    ]
+    classes = [
+        builders.device_class(
+            "gpu", 'device.driver == "gpu.example.com"', extendedResourceName="example.com/gpu"
+        ),
+        builders.device_class("nic", 'device.driver == "nic.example.com"'),
+    ]
+    return Manifests(
+        slices=[codec.convert(ResourceSlice, s) for s in slices],
+        classes=[codec.convert(DeviceClass, c) for c in classes],
+        claims=[codec.convert(ResourceClaim, c) for c in claims],
+        pods=[codec.convert(Pod, pod)],
+    )
+
+
+def extended_pod() -> dict[str, object]:
+    container = {"name": "c", "image": "i", "resources": {"requests": {"example.com/gpu": "1"}}}
+    return builders.pod("p", namespace="ns", containers=[container])
+
+
+LENT = LentToPod("ns/p", "n1", "2027-01-15T08:00:00Z", "lent", ("gpu-0",))
+
+
+@pytest.mark.parametrize(
+    ("lending", "text"),
+    [
+        (None, "--lending=on"),
+        (LendingShown(mode="off"), "lending is off: devices are lent for that with --lending=on"),
+        (LendingShown(mode="ending"), "lending is ending: "),
+        (LendingShown(mode="on", obstacle="no gate"), "nothing is lent now: no gate"),
+        (LendingShown(mode="on"), "nothing is lent for it at the moment"),
+        (LendingShown(mode="on", loans=(LENT,)), "gpu-0 of node n1 are lent to kube-scheduler"),
+    ],
+)
+def test_it_is_said_whether_devices_are_lent_for_a_pod(lending: LendingShown | None, text: str) -> None:
+    claim = builders.claim(
+        "both", namespace="ns", requests=[builders.request("a"), builders.request("b", "nic")]
+    )
+    mixed = lending_fleet(builders.pod("p", "both", namespace="ns"), claim)
+    for manifests, why in (
+        (lending_fleet(extended_pod()), "asks for example.com/gpu: only kube-scheduler"),
+        (mixed, "claim both asks for devices of the controller and of others"),
+    ):
+        found = str(explained(manifests, [parse_target("pod/p")], "ns", lending=lending))
+        assert text in found
+        lent = lending is not None and bool(lending.loans)
+        assert (why in found) is not lent
+        data = json.loads(
+            str(explained(manifests, [parse_target("pod/p")], "ns", output="json", lending=lending))
+        )
+        assert data["pods"][0]["needsLoan"].startswith(why)
+        assert bool(data["pods"][0]["loans"]) is lent
+
+
+def test_nothing_is_said_of_loans_where_nothing_is_the_controllers_or_the_pod_runs() -> None:
+    manifests = lending_fleet({**extended_pod()})
+    manifests.slices = manifests.slices[1:]
+    assert "kube-scheduler" not in str(explained(manifests, [parse_target("pod/p")], "ns"))
+    raw = extended_pod()
+    spec = raw["spec"]
+    assert isinstance(spec, dict)
+    spec["nodeName"] = "n1"
+    assert "kube-scheduler" not in str(explained(lending_fleet(raw), [parse_target("pod/p")], "ns"))

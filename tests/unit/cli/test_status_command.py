@@ -15,7 +15,13 @@ from builders import DRIVER
 from fake_client import FakeClient
 
 from dra_driver.api.core import CONFIG_MAPS, EVENTS, NODES, PODS
-from dra_driver.api.names import ALLOCATED_CONDITION, PREEMPTING_CONDITION, SET_ASIDE_CONDITION
+from dra_driver.api.names import (
+    ALLOCATED_CONDITION,
+    LENDING_STATUS,
+    PREEMPTING_CONDITION,
+    SET_ASIDE_CONDITION,
+    SYSTEM_NAMESPACE,
+)
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.cli import explain, status
@@ -26,7 +32,14 @@ from dra_driver.cli.live import showing
 from dra_driver.cli.live.reading import Informers, Lister, Source
 from dra_driver.cli.overview.rows import fold_notes
 from dra_driver.errors import Forbidden, InvalidInput
-from dra_driver.fleet import PoolView, PreemptionRecord, parse_shapes
+from dra_driver.fleet import (
+    LendingShown,
+    LentToPod,
+    PoolView,
+    PreemptionRecord,
+    lending_data,
+    parse_shapes,
+)
 
 
 def device(name: str, memory_slices: tuple[int, ...] = (), model: str = "A", **more: Any) -> dict[str, Any]:
@@ -353,3 +366,32 @@ def test_informers_follow_what_could_be_read() -> None:
             assert await source.all(PODS) == ()
 
     asyncio.run(main())
+
+
+def test_it_is_said_whether_devices_are_lent_and_why_not() -> None:
+    def looked(data: dict[str, str], namespace: str = "") -> tuple[str, dict[str, Any]]:
+        fake = cluster()
+        fake.put(
+            CONFIG_MAPS, {"metadata": {"name": LENDING_STATUS, "namespace": SYSTEM_NAMESPACE}, "data": data}
+        )
+        found = asyncio.run(status.look(fake, [DRIVER], namespace=namespace))
+        return status._text(found, "table"), json.loads(status._text(found, "json"))["lending"]
+
+    def data(**changes: Any) -> dict[str, str]:
+        return lending_data(LendingShown(mode="on", **changes))
+
+    loan = LentToPod("ns/p", "n1", "2027-01-15T08:00:00Z", "lent", ("gpu-0",))
+    text, _ = looked(data(obstacle="no gate", ungated=("a", "b", "c", "d"), more_ungated=2))
+    assert "lending is on, but nothing is lent to kube-scheduler: no gate" in text
+    assert "namespaces without the gate: a, b, c and 3 more" in text
+    text, plain = looked(data(loans=(loan,)))
+    assert "devices are lent to kube-scheduler for 1 pod" in text
+    assert ["ns/p", "n1", "lent", "2027-01-15T08:00:00Z", "gpu-0"] in [
+        row.split() for row in text.splitlines()
+    ]
+    assert plain["loans"][0]["devices"] == ["gpu-0"]
+    assert looked(data(loans=(loan,)), namespace="other")[1]["loans"] == []
+    for unreadable in ({}, {"lending": "{"}, {"lending": "[" * 100_000}):
+        assert looked(unreadable)[1] is None
+    without = asyncio.run(status.look(cluster(), [DRIVER]))
+    assert json.loads(status._text(without, "json"))["lending"]["mode"] == "off"
