@@ -15,6 +15,7 @@ import posixpath
 import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -26,6 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from dra_driver.api.own.inventory import DeviceInventory
 from dra_driver.api.own.policy import DevicePolicy
 from dra_driver.cli import common
+from dra_driver.cli.display.helps import help_of
 from dra_driver.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[1]
@@ -67,6 +69,9 @@ def main() -> None:
     for picture in sorted((ROOT / "docs").rglob("*.svg")):
         pages[picture.relative_to(ROOT).as_posix()] = name = picture.relative_to(ROOT / "docs").as_posix()
         write(out / name, picture.read_text(encoding="utf-8"))
+    for picture in sorted((ROOT / "docs").rglob("*.webp")):
+        pages[picture.relative_to(ROOT).as_posix()] = name = picture.relative_to(ROOT / "docs").as_posix()
+        (out / name).write_bytes(picture.read_bytes())
     for source, page in pages.items():
         if source.endswith(".md"):
             write(out / page, linked((ROOT / source).read_text(encoding="utf-8"), source, page, pages))
@@ -190,13 +195,14 @@ def example_page(example: Path) -> str:
 
 
 def commands() -> Iterator[str]:
-    """Every flag of every command."""
+    """Every flag of every command, in the groups and with the defaults that ``--help`` shows."""
     yield "# Commands and flags\n\nMade of the code. Every command also has `--help`.\n"
     for name, (module, text) in COMMANDS.items():
         parser = argparse.ArgumentParser(prog=f"dra-driver {name}")
         importlib.import_module(f"dra_driver.cli.{module}").add_arguments(parser)
         yield f"\n## dra-driver {name}\n\n{_sentence(text)}\n\n"
         yield from _parser(parser)
+        yield from _epilog(parser.epilog or "")
     yield "\n## Of every command\n\n"
     parser = argparse.ArgumentParser(prog="dra-driver")
     common.add_logging_arguments(parser)
@@ -204,27 +210,40 @@ def commands() -> Iterator[str]:
 
 
 def _parser(parser: argparse.ArgumentParser, prefix: str = "") -> Iterator[str]:
-    rows = []
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for name, sub in action.choices.items():
-                yield f"**`{prefix}{name}`**\n\n"
-                yield from _parser(sub, f"{prefix}{name} ")
+    for group in parser._action_groups:
+        rows = []
+        for action in group._group_actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for name, sub in action.choices.items():
+                    yield f"**`{prefix}{name}`**: {sub.description or ''}\n\n"
+                    yield from _parser(sub, f"{prefix}{name} ")
+            elif not isinstance(action, argparse._HelpAction) and action.help != argparse.SUPPRESS:
+                rows.append((_name(action), help_of(action) % vars(action)))
+        if not rows:
             continue
-        if isinstance(action, argparse._HelpAction) or action.help == argparse.SUPPRESS:
-            continue
-        names = ", ".join(f"`{o}`" for o in action.option_strings) or f"`{action.metavar or action.dest}`"
-        value = _choices(action) if action.choices else ""
-        default = (
-            "" if action.default in (None, [], (), False, argparse.SUPPRESS, "") else f"`{action.default}`"
-        )
-        rows.append((names, value, default, (action.help or "").replace("%%", "%")))
-    if rows:
-        yield _table(("flag", "values", "default", "meaning"), rows) + "\n"
+        # The first two are argparse's own, for what has no group.
+        titled = group not in parser._action_groups[:2]
+        if titled:
+            yield f"**{_sentence(group.title or '')}** {group.description or ''}\n\n"
+        yield _table(("flag" if rows[0][0].startswith("`-") else "argument", "meaning"), rows) + "\n"
 
 
-def _choices(action: argparse.Action) -> str:
-    return ", ".join(f"`{c}`" for c in action.choices or ())
+def _name(action: argparse.Action) -> str:
+    """Return the names of an argument, and what it takes."""
+    value = "" if action.nargs == 0 else action.metavar or "|".join(map(str, action.choices or ()))
+    if not action.option_strings:
+        return f"`{value or action.dest}`"
+    return ", ".join(f"`{o}`" for o in action.option_strings) + (f" `{value}`" if value else "")
+
+
+def _epilog(text: str) -> Iterator[str]:
+    """The end of the help: lists keep their lines."""
+    for paragraph in text.split("\n\n"):
+        title, is_list, lines = paragraph.partition(":\n  ")
+        if is_list:
+            yield f"{_sentence(title)[:-1]}:\n\n```text\n{textwrap.dedent(f'  {lines}')}\n```\n\n"
+        elif paragraph:
+            yield f"{_cell(paragraph[:1].upper() + paragraph[1:])}\n\n"
 
 
 def fields_of(kind: str, words: str) -> Iterator[str]:

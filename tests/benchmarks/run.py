@@ -2,7 +2,9 @@
 
 Every module ``bench_NAME.py`` beside this one has ``run() -> list`` of rows ``{"name", "value", "unit"}``,
 with ``baseline`` (what it is compared with, in the same unit, and ``baseline_of``: whose) where there is one.
-Rows go to ``build/bench.json`` and into a table; ``ratio`` is value / baseline.
+Rows go to ``build/bench.json``, into a table and into a picture, ``build/bench.svg``; ``ratio`` is value /
+baseline. With ``--docs`` those of the benchmarks that ran replace the ones in ``docs/performance.json``, and
+``docs/performance.svg`` is drawn anew.
 """
 
 from __future__ import annotations
@@ -20,11 +22,14 @@ from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+DOCS = ROOT / "docs"
 SUPPORT = HERE.parent / "support"
 sys.path[:0] = [
     str(folder)
     for folder in (HERE, SUPPORT, SUPPORT / "allocator", SUPPORT / "controller", SUPPORT / "hardware")
 ]
+
+import plots  # noqa: E402
 
 
 def machine() -> dict[str, Any]:
@@ -70,6 +75,19 @@ def _text(value: object) -> str:
     return f"{value:,.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
 
 
+def renew(folder: Path, what: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """Write the figures and the picture of the page; those of benchmarks that were not run stay."""
+    path = folder / "performance.json"
+    named = {row["benchmark"] for row in rows}
+    old = json.loads(path.read_text())["rows"] if path.exists() else []
+    all_rows = sorted(
+        [r for r in old if r["benchmark"] not in named] + rows, key=lambda r: str(r["benchmark"])
+    )
+    result = {"machine": what, "rows": all_rows}
+    path.write_text(json.dumps(result, indent=2) + "\n")
+    (folder / "performance.svg").write_text(plots.drawn(result))
+
+
 def main() -> int:
     """The command line."""
     known = sorted(p.stem.removeprefix("bench_") for p in HERE.glob("bench_*.py"))
@@ -78,6 +96,9 @@ def main() -> int:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(known)}; all without")
     parser.add_argument("--out", type=Path, default=ROOT / "build/bench.json", help="where the rows go")
+    parser.add_argument(
+        "--docs", action="store_true", help="renew the figures and the picture of docs/performance.md"
+    )
     args = parser.parse_args()
     unknown = sorted(set(args.names) - set(known))
     if unknown:
@@ -95,7 +116,11 @@ def main() -> int:
             failed.append(name)
         print(f"bench {name}: {time.monotonic() - started:.1f} s", file=sys.stderr, flush=True)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps({"machine": what, "rows": rows, "failed": failed}, indent=2) + "\n")
+    result = {"machine": what, "rows": rows, "failed": failed}
+    args.out.write_text(json.dumps(result, indent=2) + "\n")
+    args.out.with_suffix(".svg").write_text(plots.drawn(result))
+    if args.docs and not failed:
+        renew(DOCS, what, rows)
     print(
         f"{what['cpu']}, {what['cores']} cores, {what['memory_mib']} MiB, load {what['load_1m']}, "
         f"Linux {what['kernel']}, Python {what['python']}"

@@ -71,7 +71,11 @@ def test_each_neighbour_has_a_mode_a_way_and_a_test_or_is_said_to_have_none() ->
 def test_the_reference_has_every_command_and_field(pages: Path) -> None:
     commands = (pages / "reference" / "commands.md").read_text()
     assert "## dra-driver kubelet-plugin" in commands
-    assert "`--node-name`" in commands
+    assert "| `--node-name` `NAME` |" in commands
+    # As --help shows them: groups, defaults as one types them, the examples at the end.
+    assert "**Groups of pods.**" in commands
+    assert "so that several replicas can run; default: --leader-elect |" in commands
+    assert "```text\ndra-driver status " in commands
     assert "`share.memory.step`" in (pages / "reference" / "devicepolicy.md").read_text()
     inventory = (pages / "reference" / "deviceinventory.md").read_text()
     assert "| `devices[].name` | string |" in inventory
@@ -95,6 +99,7 @@ def test_every_workload_has_a_page(pages: Path) -> None:
     assert [n for n in names if "```yaml" not in (pages / "workloads" / f"{n}.md").read_text()] == []
 
 
+@pytest.mark.long
 def test_the_simulated_week_is_the_one_that_the_command_makes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

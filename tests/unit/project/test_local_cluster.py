@@ -129,7 +129,7 @@ def test_our_manifests_change_in_image_hardware_and_drivers_only(tmp_path: Path)
     files = node_files.NodeFiles(tmp_path)
 
     def load() -> list[dict[str, Any]]:
-        return manifests.load(deploy / "manifests") + manifests.load(deploy / "optional")
+        return manifests.load(deploy / "manifests") + manifests.load(deploy / "optional", below=False)
 
     before, after = load(), manifests.adapt(load(), "localhost/ours:1", files)
     drivers = ["--driver-name=gpu.dra-driver.dev", "--driver-name=rdma.dra-driver.dev"]
@@ -186,7 +186,7 @@ class Deeds:
         raise NotUpError("no node")
 
     install = install_previous = uninstall = add_agent_flag = scale_controller = shut_down = boot
-    turn_preemption_on = boot
+    turn_preemption_on = turn_lending_on = turn_lending_off = boot
 
 
 def test_the_suite_asks_the_harness_through_a_socket(tmp_path: Path) -> None:
