@@ -5,14 +5,19 @@ VENV := .venv
 # Not BIN: that is the folder of `make e2e CLUSTER=local BIN=DIR`.
 VENV_BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# More than there are processors where they are few, because tests of processes and sockets wait as long as they compute.
+# More than there are processors where they are few, because tests of processes and sockets wait as long as they compute;
+# no more than that, because each collects all tests and starts servers of its own, about four seconds of a processor.
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 1 ? 6 : 2)))
 
 # Container images like to set it. Each of the hundreds of processes that tests start would compile us again.
 unexport PYTHONDONTWRITEBYTECODE
 
+# None of these tests meets a certificate of the machine's authorities, and whatever speaks HTTP would begin by reading all
+# of them: hundreds of processes, 30 ms each.
+TRUST_NOBODY := SSL_CERT_FILE=/dev/null
+
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-long lint fmt types proto proto-check crash-test fault-test stop-test attack bench compare e2e chart-test manifests wheel image sbom release-dry-run docs constraints clean
+.PHONY: help venv demo test test-long lint fmt types proto proto-check crash-test fault-test stop-test attack bench compare e2e chart-test page-test manifests wheel image sbom release-dry-run docs constraints clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -32,7 +37,7 @@ demo: $(STAMP) ## the main job on the embedded cluster: no root, no GPU, no clus
 	@$(VENV_BIN)/dra-driver demo $(ARGS)
 
 test: $(STAMP) ## the tests (no root, no GPU, no cluster), on JOBS processors; ARGS goes to pytest
-	@$(VENV_BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal $(ARGS)
+	@$(TRUST_NOBODY) $(VENV_BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal $(ARGS)
 
 test-long: $(STAMP) ## the long tests: crashes, faults, attacks, crowds of connections, packages, all examples of properties; CI runs them as well
 	@HYPOTHESIS_PROFILE=thorough $(VENV_BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal -m long --ignore=tests/chart $(ARGS)
@@ -59,7 +64,7 @@ proto-check: $(STAMP)
 crash-test: $(STAMP) ## kills node agents at every durable step, and plays reboots, hangs and other faults; prints runs, kills, leaks
 	@$(VENV_BIN)/python tests/crash/crash_test.py $(ARGS)
 
-fault-test: $(STAMP) ## N (200) random fault schedules from SEED (1) on the embedded API server; prints violations
+fault-test: $(STAMP) ## N (200) random fault schedules from SEED (1) on the embedded API server, also with LENDING=on or PREEMPTION=on; prints violations
 	@$(VENV_BIN)/python tests/faults/fault_test.py --schedules $(or $(N),200) --seed $(or $(SEED),1) $(ARGS)
 
 stop-test: $(STAMP) ## N (100) times SIGSTOP and SIGCONT of leading controllers at work; prints writes, refusals, double allocations
@@ -68,7 +73,7 @@ stop-test: $(STAMP) ## N (100) times SIGSTOP and SIGCONT of leading controllers 
 attack: $(STAMP) ## attacks on live controllers beside honest pods; ARGS="--only NAME --seed N --nodes N", --list, --planted
 	@$(VENV_BIN)/python tests/attack/attack_test.py $(ARGS)
 
-bench: $(STAMP) ## the benchmarks; writes build/bench.json and prints a table
+bench: $(STAMP) ## the benchmarks; prints a table, writes build/bench.json and .svg; ARGS="NAME --docs" renews the plots of docs/performance.md
 	@$(VENV_BIN)/python tests/benchmarks/run.py $(ARGS)
 
 compare: $(STAMP) ## the same pods with the controller and with kube-scheduler alone, on BIN=DIR of Kubernetes binaries; ARGS="--only NAME", --help
@@ -95,6 +100,17 @@ $(BUILT_HELM): deploy/helm/package.json deploy/helm/package-lock.json
 
 chart-test: $(STAMP) $(HELM) ## the Helm chart: lint, every combination of values, drift; HELM=PATH takes another helm
 	@HELM=$(abspath $(HELM)) $(VENV_BIN)/python -m pytest -m 'not e2e' tests/chart $(ARGS)
+
+AXE := build/axe/node_modules/axe-core/axe.min.js
+
+$(AXE): tests/axe/package.json tests/axe/package-lock.json
+	@command -v npm >/dev/null || { echo "npm is needed: it brings axe-core, pinned in tests/axe/package-lock.json" >&2; exit 2; }
+	@mkdir -p build/axe && cp tests/axe/package.json tests/axe/package-lock.json build/axe
+	@npm ci --prefix build/axe --silent --no-audit --no-fund --ignore-scripts
+	@touch $@
+
+page-test: $(STAMP) $(AXE) ## the controller's page in Chromium: layouts, keyboard, links, and what axe-core finds
+	@$(VENV_BIN)/python -m pytest -m 'long or not long' tests/unit/controller/web tests/unit/controller/allocate/test_controller_page.py $(ARGS)
 
 manifests: $(STAMP) $(HELM) ## makes deploy/manifests and docs/helm-values.md from the Helm chart
 	@$(VENV_BIN)/python deploy/helm/make_manifests.py --helm $(HELM)

@@ -35,6 +35,7 @@ def check(record: dict[str, Any]) -> None:
     assert record["memory"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.sim
 def test_a_violation_is_found_beside_honest_pods(tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ def planned(of: PlannedCluster, asked: Workload, seconds: float = 60, tick: floa
 HELD = (("a", "n0", 2), ("b", "n0", 1), ("c", "n1", 3), ("d", "n2", 1), ("e", "n2", 2))
 
 
+@pytest.mark.long
 def test_what_is_said_before_the_time_is_over_holds() -> None:
     """Whenever the search ends, holders that are named are enough, and what is called proven is true."""
     of, asked = cluster(*HELD), workload(claim("x", exactly(4)), claim("y", exactly(3)))
