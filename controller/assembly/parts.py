@@ -15,7 +15,7 @@ from controller.allocate.lending import (
     LendingStatus,
     LoanLimits,
     PodLoans,
-    RecentShares,
+    SettledShares,
     wants_loan,
 )
 from controller.allocate.preempting import (
@@ -111,7 +111,7 @@ def lender_of(
     loans = PodLoans(
         publishing.loans,
         state.assume_cache,
-        RecentShares(informers.claims, env.clock),
+        SettledShares(informers.claims, informers.pods, env.clock),
         lambda pool: informers.slices.by_index(POOL_INDEX, pool),
         informers.pods,
         env.clock,

@@ -10,7 +10,7 @@ from controller.allocate.lending.lender import Lender
 from controller.allocate.lending.limits import CounterPools, LoanLimits
 from controller.allocate.lending.pods import MOST_PODS, Ending, PodLoans, wants_loan
 from controller.allocate.lending.port import Loans
-from controller.allocate.lending.shares import RecentShares
+from controller.allocate.lending.shares import SettledShares
 from controller.allocate.lending.shown import LendingStatus
 
 __all__ = [
@@ -22,6 +22,6 @@ __all__ = [
     "LoanLimits",
     "Loans",
     "PodLoans",
-    "RecentShares",
+    "SettledShares",
     "wants_loan",
 ]

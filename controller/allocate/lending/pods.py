@@ -21,7 +21,7 @@ from controller.allocate.decide import (
     report_of,
 )
 from controller.allocate.lending.port import Loans
-from controller.allocate.lending.shares import RecentShares
+from controller.allocate.lending.shares import SettledShares
 from controller.allocate.signal import Signal
 from controller.allocate.state.assume_cache import AssumeCache
 from dra_driver.api.core import Pod
@@ -175,7 +175,7 @@ class PodLoans:
     Args:
         loans: of the publishing side.
         assume_cache: what is taken.
-        shares: of devices, as far as they have just changed hands.
+        shares: of devices, as far as kube-scheduler knows them.
         slices_of: the slices of a pool as they are.
         pods: all namespaces.
         clock: for the times of a loan.
@@ -188,7 +188,7 @@ class PodLoans:
         self,
         loans: Loans,
         assume_cache: AssumeCache,
-        shares: RecentShares,
+        shares: SettledShares,
         slices_of: Callable[[PoolID], Iterable[ResourceSlice]],
         pods: Informer[Pod],
         clock: Clock,
@@ -281,7 +281,7 @@ class PodLoans:
         for one in decision.nodes:
             if places and self._loans.room() < _SCARCE:
                 break
-            place = self._lend(one)
+            place = self._lend(one, pod.spec.scheduler_name)
             if isinstance(place, _Place):
                 places.append(place)
             elif not places:
@@ -292,11 +292,11 @@ class PodLoans:
             self._next()
         return "", 0.0
 
-    def _lend(self, one: LentNode) -> _Place | tuple[str, float]:
-        """Begin to lend on one node, all or nothing; as for ``begin`` where that is not done."""
-        left = max((self._shares.left(p, d) for p, names in one.devices for d in names), default=0.0)
+    def _lend(self, one: LentNode, to: str) -> _Place | tuple[str, float]:
+        """Begin to lend on one node to a scheduler, all or nothing; as ``begin`` where that is not done."""
+        left = max((self._shares.left(p, d, to) for p, names in one.devices for d in names), default=0.0)
         if left > 0:
-            return "shares of its devices have just changed hands", left
+            return "kube-scheduler may not know yet who has which share of its devices", left
         place = _Place(one.node, {pool: self._units(pool, names) for pool, names in one.devices})
         if not all(self._is_free(pool, names) for pool, names in place.units.items()):
             return "its devices are being allocated", 1.0
