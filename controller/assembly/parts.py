@@ -73,7 +73,9 @@ def wakeups_of(
         nodes=informers.nodes,
         others=(informers.slices, informers.classes, *rules),
         groups_of=groups_by(env.config.group_labels),
-        wants_loan=wants_loan if env.config.lending is LendingMode.ON else lambda _: False,
+        wants_loan=functools.partial(wants_loan, claim_of=state.assume_cache.get)
+        if env.config.lending is LendingMode.ON
+        else lambda _: False,
     )
     StorageChanges(
         informers.storage,

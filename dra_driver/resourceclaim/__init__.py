@@ -35,6 +35,7 @@ from dra_driver.resourceclaim.extended import (
     extended_resources,
     is_extended_claim,
     is_extended_resource,
+    lacks_extended_claim,
     shares,
 )
 from dra_driver.resourceclaim.gates import for_scheduler, foreign_gates, held_by, is_gated, is_served
@@ -96,6 +97,7 @@ __all__ = [
     "is_reserved_for",
     "is_served",
     "join_request",
+    "lacks_extended_claim",
     "own_results",
     "pod_claims",
     "pod_reference",

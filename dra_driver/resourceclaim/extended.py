@@ -8,11 +8,11 @@ pod (KEP-5004). Pure functions; they return what kube-scheduler 1.36 writes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dra_driver.api.core import Container, ContainerExtendedResourceRequest, Pod
-from dra_driver.api.meta import ObjectMeta, OwnerReference, Uid
+from dra_driver.api.meta import ObjectKey, ObjectMeta, OwnerReference, Uid
 from dra_driver.api.names import EXTENDED_RESOURCE_ANNOTATION, IMPLICIT_RESOURCE_PREFIX
 from dra_driver.api.resource import (
     DeviceClaim,
@@ -31,6 +31,7 @@ __all__ = [
     "extended_resources",
     "is_extended_claim",
     "is_extended_resource",
+    "lacks_extended_claim",
     "shares",
 ]
 
@@ -67,6 +68,18 @@ def extended_resources(pod: Pod) -> frozenset[str]:
         for name, amount in container.resources.requests.items()
         if amount and is_extended_resource(name)
     )
+
+
+def lacks_extended_claim(pod: Pod, claim_of: Callable[[ObjectKey], ResourceClaim | None]) -> bool:
+    """Return whether kube-scheduler has no claim for the extended resources of a pod, which asks for some.
+
+    kube-scheduler deletes the claim when a binding fails. The status of the pod names it still then, and
+    kube-scheduler does not read it.
+    """
+    known = pod.status.extended_resource_claim_status
+    if known is None:
+        return True
+    return claim_of(ObjectKey(pod.metadata.namespace, known.resource_claim_name)) is None
 
 
 def is_extended_claim(claim: ResourceClaim, pod_uid: str) -> bool:

@@ -24,7 +24,13 @@ from controller.allocate.decide.state.usable_pools import UsablePools
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.resource import DeviceClass, ResourceClaim
 from dra_driver.nodefit.volumes import VolumeNeeds
-from dra_driver.resourceclaim import classes_by_resource, extended_claim, extended_resources, shares
+from dra_driver.resourceclaim import (
+    classes_by_resource,
+    extended_claim,
+    extended_resources,
+    lacks_extended_claim,
+    shares,
+)
 from dra_driver.structured import Budget, NoLoan, Snapshot, choose_loans, understood
 
 __all__ = ["MOST_NODES", "Lending", "LoanTerms", "Wish"]
@@ -260,10 +266,8 @@ class Lending:
 
     def _extended(self, pod: Pod) -> tuple[ResourceClaim, frozenset[str]] | None:
         """Return the claim that kube-scheduler would make for the extended resources of a pod, and these."""
-        if pod.status.extended_resource_claim_status is not None:
-            return None  # it is there, and allocated
         names = extended_resources(pod)
-        if not names:
+        if not names or not lacks_extended_claim(pod, self._claims.get):
             return None
         classes = self._cluster.snapshot.classes
         if self._served[0] is not classes:

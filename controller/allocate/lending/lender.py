@@ -19,7 +19,7 @@ from controller.allocate.decide import (
     has_no_node,
 )
 from controller.allocate.lending.limits import LoanLimits
-from controller.allocate.lending.pods import Ending, PodLoans, wants_loan
+from controller.allocate.lending.pods import Ending, PodLoans
 from controller.allocate.reporting import AllocationReports
 from controller.allocate.wakeups import Wakeups
 from controller.allocate.writer import Writer
@@ -78,7 +78,7 @@ class Lender:
 
     def wants(self, pod: Pod) -> bool:
         """Return whether a pod asks for extended resources that it has not got yet."""
-        return wants_loan(pod)
+        return self._loans.wants(pod)
 
     def has(self, pod: Pod) -> bool:
         """Return whether something is lent for a pod."""

@@ -33,7 +33,7 @@ from dra_driver.kube.clock import rfc3339
 from dra_driver.ownership import MAX_RECALLED, PoolID, is_newer, units
 from dra_driver.ports import Clock
 from dra_driver.publishing.loans import LoanState
-from dra_driver.resourceclaim import extended_resources, pod_claims
+from dra_driver.resourceclaim import extended_resources, lacks_extended_claim, pod_claims
 
 __all__ = ["LOAN_SECONDS", "MOST_INSTEAD", "MOST_PODS", "Ending", "PodLoans", "wants_loan"]
 
@@ -142,13 +142,11 @@ class _Waiting:
         return min(self.ranks, key=self.ranks.__getitem__, default=None)
 
 
-def wants_loan(pod: Pod) -> bool:
+def wants_loan(pod: Pod, claim_of: Callable[[ObjectKey], ResourceClaim | None]) -> bool:
     """Return whether a pod asks for extended resources for which kube-scheduler has made no claim yet."""
-    return (
-        not pod.spec.node_name
-        and pod.status.extended_resource_claim_status is None
-        and bool(extended_resources(pod))
-    )
+    if pod.spec.node_name or not extended_resources(pod):
+        return False
+    return lacks_extended_claim(pod, claim_of)
 
 
 def _is_refused(loan: _PodLoan, pod: Pod) -> bool:
@@ -238,6 +236,10 @@ class PodLoans:
     def has(self, pod: Pod) -> bool:
         """Return whether something is lent for a pod."""
         return pod.metadata.uid in self._of
+
+    def wants(self, pod: Pod) -> bool:
+        """Return whether a pod asks for extended resources that it has not got yet."""
+        return wants_loan(pod, self._assume_cache.get)
 
     def holds(self, claims: Iterable[ObjectKey]) -> bool:
         """Return whether something is lent for a pod that uses one of these claims: they are not ours now."""
@@ -430,7 +432,7 @@ class PodLoans:
 
     def _has_devices(self, pod: Pod) -> bool:
         allocated = all(c is not None and c.status.allocation is not None for c in self._known(pod))
-        return allocated and not wants_loan(pod)
+        return allocated and not wants_loan(pod, self._assume_cache.get)
 
     def _known(self, pod: Pod) -> Iterator[ResourceClaim | None]:
         """Yield the claims of a pod as they are known; None for those that are not."""

@@ -9,7 +9,7 @@ from dra_driver.cli.allocator.manifests import Manifests
 from dra_driver.cli.explaining.answers import Answer
 from dra_driver.fleet import LENDING_HELP, LendingShown, LentToPod
 from dra_driver.ownership import is_controller_taint
-from dra_driver.resourceclaim import classes_by_resource, extended_resources, pod_claims
+from dra_driver.resourceclaim import classes_by_resource, extended_resources, lacks_extended_claim, pod_claims
 from dra_driver.structured import Allocated
 
 __all__ = ["loan_sentences", "loans_of", "needs_loan"]
@@ -38,7 +38,7 @@ def needs_loan(manifests: Manifests, pod: Pod, found: Sequence[Answer]) -> str:
     }
     if not ours:
         return ""
-    if pod.status.extended_resource_claim_status is None:
+    if lacks_extended_claim(pod, {claim.key: claim for claim in manifests.claims}.get):
         served = classes_by_resource(manifests.classes)
         if names := sorted(extended_resources(pod) & served.keys()):
             return f"asks for {', '.join(names)}: only kube-scheduler makes and allocates claims for that"

@@ -70,6 +70,7 @@ FIRST_READ = 30.0
 """Seconds until a controller that has started lends."""
 BACK = 30.0
 """Seconds from the end of a loan until its devices are ours again."""
+_MAPPING = {"containerName": "c", "resourceName": RESOURCE, "requestName": "container-0-request-0"}
 
 
 def cluster_of(*nodes: str, gpus: int = 2) -> FakeClient:
@@ -144,7 +145,9 @@ def report(cluster: FakeClient, name: str) -> None:
     """Do as kube-scheduler with a pod for which it has no place: report, and clear the nominated node."""
     pod, total = cluster.obj(PODS, name, NAMESPACE), len(cluster.all(NODES))
     suits = len(suiting(cluster, pod))
-    claims = [cluster.obj(RESOURCE_CLAIMS, u.key.name, NAMESPACE) for u in pod_claims(pod) if u.key]
+    # The claim for extended resources it looks for by its owner, not by the status of the pod.
+    named = [u.key.name for u in pod_claims(pod) if u.key and u.entry]
+    claims = [cluster.obj(RESOURCE_CLAIMS, name, NAMESPACE) for name in named]
     why = NOT_ON_NODE if any(c.status.allocation is not None for c in claims) else CANNOT_ALLOCATE
     parts = [f"{total - suits} node(s) were hidden"] * (suits < total) + [f"{suits} {why}"] * (suits > 0)
     condition = {
@@ -169,7 +172,9 @@ def decide(cluster: FakeClient, pod: Pod, under_way: Sequence[Decided] = ()) -> 
         under_way: what it has decided before and not written yet.
     """
     assumed = [("", result) for other in under_way for _, result in other.claims]
-    claims = [cluster.obj(RESOURCE_CLAIMS, u.key.name, NAMESPACE) for u in pod_claims(pod) if u.key]
+    # The claim for extended resources it looks for by its owner, not by the status of the pod.
+    named = [u.key.name for u in pod_claims(pod) if u.key and u.entry]
+    claims = [cluster.obj(RESOURCE_CLAIMS, name, NAMESPACE) for name in named]
     classes = classes_by_resource(cluster.all(DEVICE_CLASSES))
     share = shares(pod, {n: classes[n] for n in extended_resources(pod) if n in classes})
     claims += [extended_claim(pod, share.requests)] if share.requests else []
@@ -189,8 +194,14 @@ def decide(cluster: FakeClient, pod: Pod, under_way: Sequence[Decided] = ()) -> 
     return None
 
 
-def write(cluster: FakeClient, decided: Decided) -> bool:
-    """Write what was decided, as far as the policy admits it now; return whether it did."""
+def write(cluster: FakeClient, decided: Decided, *, bind: bool = True) -> bool:
+    """Write what was decided, as far as the policy admits it now; return whether it did.
+
+    Args:
+        cluster: where.
+        decided: for one pod.
+        bind: whether the pod is bound, too.
+    """
     refused = recalls(cluster)
     for claim, result in decided.claims:
         there = cluster.find(RESOURCE_CLAIMS, claim.metadata.name, NAMESPACE) or {}
@@ -212,10 +223,10 @@ def write(cluster: FakeClient, decided: Decided) -> bool:
             continue
         body = builders.claim(f"{name}-extended", uid=f"uid-{name}-extended", status=status)
         cluster.put(RESOURCE_CLAIMS, {**body, "spec": msgspec.json.decode(codec.encode(claim.spec))})
-        made = {"resourceClaimName": f"{name}-extended", "requestMappings": []}
+        made = {"resourceClaimName": f"{name}-extended", "requestMappings": [_MAPPING]}
         if cluster.find(PODS, name, NAMESPACE) is not None:
             cluster.edit(PODS, name, {"status": {"extendedResourceClaimStatus": made}}, NAMESPACE)
-    if cluster.find(PODS, name, NAMESPACE) is not None:
+    if bind and cluster.find(PODS, name, NAMESPACE) is not None:
         bound = {"spec": {"nodeName": decided.node}, "status": {"nominatedNodeName": None}}
         cluster.edit(PODS, name, bound, NAMESPACE)
     return True

@@ -28,6 +28,7 @@ from lending_cluster import (
 from controller.config import LendingMode
 from dra_driver.api.core import PODS
 from dra_driver.api.names import CANNOT_ALLOCATE, RECALLED_DEVICES
+from dra_driver.api.resource import RESOURCE_CLAIMS
 
 
 def run(
@@ -96,6 +97,26 @@ def test_extended_resources_are_served_and_the_devices_come_back() -> None:
         assert node_of(h, "q") == "n2"
 
     run(cluster, scenario)
+
+
+def test_devices_are_lent_again_when_the_binding_failed_after_the_claim_was_written() -> None:
+    cluster = cluster_of("n1")
+
+    async def scenario(h: Harness) -> None:
+        pod(cluster, "p", amount=2)
+        await asyncio.sleep(3.0)
+        decided = decide(cluster, cluster.obj(PODS, "p", NS))
+        assert decided is not None
+        assert write(cluster, decided, bind=False)
+        await asyncio.sleep(0.5)
+        # kube-scheduler deletes the claim then; the status of the pod names it still.
+        cluster.remove(RESOURCE_CLAIMS, "p-extended", NS)
+        assert cluster.obj(PODS, "p", NS).status.extended_resource_claim_status is not None
+        await asyncio.sleep(BACK)
+        assert place(cluster, "p")
+        assert devices(h, "p-extended") == {("n1", "gpu-0"), ("n1", "gpu-1")}
+
+    run(cluster, scenario, scheduler=False)
 
 
 def test_a_claim_over_two_drivers_is_served() -> None:
