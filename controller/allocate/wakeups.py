@@ -298,6 +298,9 @@ class Wakeups:
     def _pod_updated(self, old: Pod, pod: Pod) -> None:
         if same_but_reason(old, pod):
             return
+        if old.status.resource_claim_statuses != pod.status.resource_claim_statuses:
+            for key in set(claims_of(old)).difference(claims_of(pod)):
+                self.check_use(key)  # another one was generated for it
         self._pod_added(pod)
         if not old.spec.node_name:
             self._look_first(pod)

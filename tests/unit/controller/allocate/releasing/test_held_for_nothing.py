@@ -71,6 +71,28 @@ def test_a_shared_claim_is_given_back_when_the_other_pod_loses_its_own() -> None
     run(cluster, scenario)
 
 
+def test_a_claim_is_given_back_when_another_is_generated_in_its_place() -> None:
+    cluster = cluster_of(n1=(40, 40))
+    for name in ("first", "second"):
+        claim(cluster, name)
+    pod(cluster, "p", resourceClaims=[{"name": "gpu", "resourceClaimTemplateName": "t"}])
+
+    def name_claim(name: str) -> None:
+        statuses = [{"name": "gpu", "resourceClaimName": name}]
+        cluster.edit(PODS, "p", {"status": {"resourceClaimStatuses": statuses}}, NS)
+
+    async def scenario(h: Harness) -> None:
+        name_claim("first")
+        await asyncio.sleep(5)
+        assert h.devices("first")
+        name_claim("second")
+        await asyncio.sleep(10)
+        assert h.devices("first") == []
+        assert h.devices("second")
+
+    run(cluster, scenario)
+
+
 def test_a_pod_of_which_a_claim_is_gone_holds_nothing_after_a_restart() -> None:
     cluster = cluster_of(n1=(40, 40))
     for name in ("there", "gone"):
