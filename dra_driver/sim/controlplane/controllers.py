@@ -18,7 +18,7 @@ import structlog
 from dra_driver import resourceclaim
 from dra_driver.api import codec
 from dra_driver.api.core import PODS, Pod, PodResourceClaim
-from dra_driver.api.meta import ObjectKey, OwnerReference, Resource, WireObject
+from dra_driver.api.meta import ObjectKey, OwnerReference, Resource, Uid, WireObject
 from dra_driver.api.names import CLAIM_FINALIZER, POD_CLAIM_ANNOTATION
 from dra_driver.api.resource import (
     RESOURCE_CLAIM_TEMPLATES,
@@ -35,6 +35,7 @@ __all__ = ["ClaimController", "GarbageCollector"]
 
 log = structlog.get_logger(__name__)
 
+_KEPT_SECONDS = 60.0
 _FOREGROUND, _ORPHAN = "foregroundDeletion", "orphan"
 FINISHED = ("Succeeded", "Failed")
 
@@ -46,6 +47,37 @@ def _done(pod: Pod) -> bool:
     )
 
 
+class _Made:
+    """Claims that were created and that the watch has not shown; without them a second one would be created.
+
+    kube-controller-manager keeps them for a minute as well (its ``MutationCache``).
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[Uid, dict[str, tuple[float, ResourceClaim]]] = {}
+
+    def add(self, pod: Uid, claim: ResourceClaim) -> None:
+        """Keep a claim that was created for a pod."""
+        now = asyncio.get_running_loop().time()
+        self._of.setdefault(pod, {})[claim.metadata.name] = (now, claim)
+
+    def of(self, pod: Uid) -> dict[str, ResourceClaim]:
+        """Return the claims of a pod by name."""
+        oldest = asyncio.get_running_loop().time() - _KEPT_SECONDS
+        found = {name: made for name, made in self._of.pop(pod, {}).items() if made[0] > oldest}
+        if found:
+            self._of[pod] = found
+        return {name: claim for name, (_, claim) in found.items()}
+
+    def discard(self, claim: ResourceClaim) -> None:
+        """Forget a claim that the watch has shown."""
+        for owner in claim.metadata.owner_references or ():
+            if (made := self._of.get(owner.uid)) is not None:
+                made.pop(claim.metadata.name, None)
+                if not made:
+                    del self._of[owner.uid]
+
+
 class ClaimController:
     """The resource claim controller, with two queues: pods that need claims, and claims to be checked."""
 
@@ -55,6 +87,7 @@ class ClaimController:
         self._claims = Informer(api, RESOURCE_CLAIMS, indices={"owner": _owner_uids})
         self._templates = Informer(api, RESOURCE_CLAIM_TEMPLATES)
         self._recorder = EventRecorder(api, "resource_claim", SystemClock())
+        self._made = _Made()
         self._pod_queue: WorkQueue[ObjectKey] = WorkQueue("claims from templates")
         self._claim_queue: WorkQueue[ObjectKey] = WorkQueue("claims")
 
@@ -98,11 +131,13 @@ class ClaimController:
             self._pod_seen(pod)
 
     def _claim_seen(self, claim: ResourceClaim) -> None:
+        self._made.discard(claim)
         self._claim_queue.add(claim.key)
         for pod in self._pods.by_index("claim", claim.key):
             self._pod_queue.add(pod.key)
 
     def _claim_gone(self, claim: ResourceClaim) -> None:
+        self._made.discard(claim)
         for owner in claim.metadata.owner_references or ():
             for pod in self._pods.items():
                 if pod.metadata.uid == owner.uid:
@@ -133,9 +168,10 @@ class ClaimController:
 
     async def _generated(self, pod: Pod, entry: PodResourceClaim) -> str | None:
         """Return the name of the claim of one entry; create the claim if there is none."""
+        known = {c.metadata.name: c for c in self._claims.by_index("owner", pod.metadata.uid)}
         found = [
             claim.metadata.name
-            for claim in self._claims.by_index("owner", pod.metadata.uid)
+            for claim in (self._made.of(pod.metadata.uid) | known).values()
             if (claim.metadata.annotations or {}).get(POD_CLAIM_ANNOTATION) == entry.name
         ]
         if found:
@@ -178,16 +214,8 @@ class ClaimController:
             "spec": codec.plain(template.spec.spec),
         }
         claim = await self._api.create(RESOURCE_CLAIMS, body, pod.metadata.namespace)
-        # Wait until the informer has seen it; otherwise the next sync would create a second one.
-        await self._until_seen(claim)
+        self._made.add(pod.metadata.uid, claim)
         return claim.metadata.name
-
-    async def _until_seen(self, claim: ResourceClaim) -> None:
-        for _ in range(200):
-            if self._claims.get(claim.key) is not None:
-                return
-            await asyncio.sleep(0.01)
-        log.warning("the watch is behind: a new claim has not been seen for 2 s", claim=str(claim.key))
 
     async def _reserve_for_bound(self, pod: Pod) -> None:
         """Reserve the allocated claims of a pod that was bound by hand: kube-scheduler has not done so."""

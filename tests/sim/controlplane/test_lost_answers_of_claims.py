@@ -13,7 +13,7 @@ from slow_scheduler import SlowScheduler
 
 from dra_driver.api.core import PODS
 from dra_driver.api.names import POD_CLAIM_ANNOTATION
-from dra_driver.api.resource import RESOURCE_CLAIMS
+from dra_driver.api.resource import RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
 from dra_driver.errors import ApiUnavailable
 from dra_driver.sim.controlplane.controllers import ClaimController
 from dra_driver.sim.controlplane.scheduler import Scheduler
@@ -81,5 +81,39 @@ def test_a_pod_keeps_the_generated_claim_that_its_status_names() -> None:
             assert named() == [name]
             task.cancel()
             await asyncio.wait({task})
+
+    virtual_time.run(scenario())
+
+
+def test_one_claim_is_generated_however_late_the_watch_is() -> None:
+    cluster = FakeClient()
+    entry = {"name": "gpu", "resourceClaimTemplateName": "t"}
+    spec = {"containers": [container()], "resourceClaims": [entry]}
+    template = {"metadata": {"name": "t", "namespace": NS}, "spec": {"spec": {}}}
+    cluster.put(RESOURCE_CLAIM_TEMPLATES, template)
+
+    async def scenario() -> None:
+        task = asyncio.create_task(ClaimController(cluster).run())
+        await asyncio.sleep(1)
+        cluster.quiet.add("ResourceClaim")
+        cluster.put(PODS, {"metadata": {"name": "p", "namespace": NS}, "spec": spec})
+        for i in range(20):
+            await asyncio.sleep(1)
+            cluster.edit(PODS, "p", {"metadata": {"labels": {"again": str(i)}}}, NS)
+        assert len(cluster.all(RESOURCE_CLAIMS)) == 1
+        cluster.quiet.clear()
+        cluster.wake()
+        await asyncio.sleep(1)
+
+        # One that is deleted is generated again.
+        (first,) = cluster.all(RESOURCE_CLAIMS)
+        cluster.remove(RESOURCE_CLAIMS, first.metadata.name, NS)
+        await asyncio.sleep(1)
+        (second,) = cluster.all(RESOURCE_CLAIMS)
+        assert second.metadata.name != first.metadata.name
+        statuses = cluster.obj(PODS, "p", NS).status.resource_claim_statuses
+        assert [s.resource_claim_name for s in statuses] == [second.metadata.name]
+        task.cancel()
+        await asyncio.wait({task})
 
     virtual_time.run(scenario())
