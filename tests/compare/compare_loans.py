@@ -2,9 +2,7 @@
 
 Played with ``--only loans`` alone, and with the controller only: kube-scheduler alone would look at the
 partitions of every node for every pod. A stream of pods without claims is bound, first with nothing beside;
-then while devices are lent to kube-scheduler for pods with extended resources. Then one pod without a gate
-asks for more than any node has, so that kube-scheduler tries all of them: what that takes by itself, and what
-beside the stream.
+then while devices are lent to kube-scheduler for pods with extended resources.
 """
 
 from __future__ import annotations
@@ -13,16 +11,15 @@ import asyncio
 import contextlib
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import builders
-from compare_plane import SCHEDULER, until
+from compare_plane import SCHEDULER
 from compare_report import Figure
 from compare_stage import Measured, Scenario, Stage
 from controller_watch import Follower
 
-from dra_driver.api.core import NAMESPACES, PODS
 from dra_driver.api.names import ALLOCATION_GATE, DEFAULT_DRIVER_NAME
 from dra_driver.api.resource import DEVICE_CLASSES
 
@@ -32,7 +29,7 @@ RESOURCE, CLASS = "compared.example/partition", "compared-partition"
 # Fewer where there is less time.
 NODES = int(os.environ.get("LOAN_NODES") or 5000)
 PHASE_SECONDS, EVERY_SECONDS, LOAN_EVERY_SECONDS = 90.0, 0.5, 2.0
-FIRST_SECONDS, BOUND_SECONDS, SCAN_SECONDS = 240.0, 300.0, 1200.0
+FIRST_SECONDS, BOUND_SECONDS = 240.0, 300.0
 
 
 def _ordinary(stage: Stage, name: str) -> dict[str, Any]:
@@ -41,13 +38,13 @@ def _ordinary(stage: Stage, name: str) -> dict[str, Any]:
     return body
 
 
-def _asking(stage: Stage, name: str, amount: int = 1, *, gated: bool = True) -> dict[str, Any]:
-    """Return a pod that asks for so many partitions as an extended resource."""
+def _asking(stage: Stage, name: str) -> dict[str, Any]:
+    """Return a pod that asks for a partition as an extended resource."""
     body = stage.body(name)
-    resources = {"limits": {RESOURCE: str(amount)}, "requests": {RESOURCE: str(amount)}}
+    resources = {"limits": {RESOURCE: "1"}, "requests": {RESOURCE: "1"}}
     body["spec"] = {"containers": [{"name": "main", "image": "none", "resources": resources}]}
-    if gated:  # as the policy does
-        body["spec"]["schedulingGates"] = [{"name": ALLOCATION_GATE}]
+    # As the policy does, which the API server may not know yet.
+    body["spec"]["schedulingGates"] = [{"name": ALLOCATION_GATE}]
     return body
 
 
@@ -108,34 +105,7 @@ async def _loans(stage: Stage) -> Measured:
         await f.until("bound", ["first"], FIRST_SECONDS)
         stage.say(f"the first loan took {f.summary('bound')}")
         values |= await _stream(stage, f, "loans", loans=True)
-        open_ = f"{stage.namespace}-open"
-        await stage.api.create(NAMESPACES, {"metadata": {"name": open_}})
-        stray = _asking(stage, "stray", amount=8, gated=False)
-        stray["metadata"]["namespace"] = open_
-
-        async def accounts() -> bool:
-            return bool(await stage.api._call("GET", f"/api/v1/namespaces/{open_}/serviceaccounts/default"))
-
-        await until("the account of the namespace", accounts, 60)
-        values |= await _scan(stage, stray)
-        values |= await _stream(stage, f, "stray")
     return Measured(values)
-
-
-async def _scan(stage: Stage, stray: Mapping[str, Any]) -> dict[str, float]:
-    """Make a pod that fits nowhere, and return what it takes kube-scheduler to say so."""
-    loop, meta = asyncio.get_running_loop(), stray["metadata"]
-
-    async def reported() -> bool:
-        pod = await stage.api.get(PODS, meta["name"], meta["namespace"])
-        return any(c.get("reason") == "Unschedulable" for c in pod.status.conditions)
-
-    busy, began = stage.plane.cpu_seconds(SCHEDULER), loop.time()
-    await stage.api.create(PODS, stray)
-    await until("kube-scheduler's report", reported, SCAN_SECONDS)
-    found = {"scan": loop.time() - began, "scan-cpu": stage.plane.cpu_seconds(SCHEDULER) - busy}
-    stage.say(f"every node tried for one pod: {found}")
-    return found
 
 
 def _figures(phase: str, words: str, most: float | None) -> dict[str, Figure]:
@@ -158,9 +128,6 @@ LOANS = Scenario(
         "served-p50": Figure("the same: half bound within", "s"),
         "served-max": Figure("the same: all bound within", "s"),
         "handed": Figure("the same: bound after their gate was lifted, at most", "s", most=1.0),
-        "scan": Figure("one without a gate fits nowhere: reported after", "s"),
-        "scan-cpu": Figure("the same: CPU time of kube-scheduler", "s"),
-        **_figures("stray", "it is tried again beside them", None),
     },
     _loans,
     1500,
@@ -169,4 +136,4 @@ LOANS = Scenario(
     alone=False,
     lending=True,
 )
-"""Needs 24 GiB and half an hour."""
+"""Needs 24 GiB and a quarter of an hour."""
