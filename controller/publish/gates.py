@@ -58,7 +58,7 @@ class PoolGates:
             Handler(
                 added=self._saw,
                 updated=lambda _, s: self._saw(s),
-                deleted=lambda s: self._saw(s, gone=True),
+                deleted=self._saw,
             )
         )
 
@@ -96,8 +96,7 @@ class PoolGates:
     def wrote(self, slice_: ResourceSlice) -> None:
         """Take note of a slice as the API server has stored it."""
         pool = pool_of_slice(slice_)
-        seen = self._slices.get_by_name(slice_.metadata.name)
-        self._freeze(pool, self.freeze(pool).wrote(slice_, seen), ())
+        self._freeze(pool, self.freeze(pool).wrote(slice_, self._slices.resource_version), ())
 
     def end(self, pool: PoolID) -> None:
         """Open the pool, as far as it was frozen, when the informer shows what was written.
@@ -118,9 +117,9 @@ class PoolGates:
         self.hand_over(pool, *deleted(self.handover(pool), self._clock.monotonic()))
         self.end(pool)
 
-    def _saw(self, slice_: ResourceSlice, *, gone: bool = False) -> None:
-        pool = pool_of_slice(slice_)
-        self._freeze(pool, *self.freeze(pool).saw(slice_, deleted=gone))
+    def _saw(self, _: ResourceSlice) -> None:
+        for pool, freeze in list(self._freezes.items()):
+            self._freeze(pool, *freeze.saw(self._slices.resource_version))
 
     def _freeze(self, pool: PoolID, now: Freeze, effects: Iterable[FreezeEffect]) -> None:
         _put(self._freezes, pool, now, Freeze())

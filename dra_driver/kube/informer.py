@@ -86,6 +86,11 @@ class Informer(Generic[T]):
         """What is watched."""
         return self._resource
 
+    @property
+    def resource_version(self) -> str:
+        """The version up to which changes are in the store, or being put there; empty if it is not known."""
+        return self._resource_version
+
     def get(self, key: ObjectKey) -> T | None:
         """Return an object as last seen; None where there is none."""
         return self._store.get(key)
@@ -166,6 +171,7 @@ class Informer(Generic[T]):
             field_selector=self._field_selector,
         )
         new = {item.key: item for item in found.items}
+        self._resource_version = found.resource_version
         for key in [k for k in self._store if k not in new]:
             self._remove(key)
         for key, item in new.items():
@@ -177,7 +183,6 @@ class Informer(Generic[T]):
             ):
                 continue
             self._put(item)
-        self._resource_version = found.resource_version
         self.failing = False
         self.synced.set()
         self._set_access(True)
@@ -202,12 +207,12 @@ class Informer(Generic[T]):
                 self.failing = False
                 backoff.reset()
                 self._set_access(True)
+                if event.object.metadata.resource_version:
+                    self._resource_version = event.object.metadata.resource_version
                 if event.type is WatchEventType.DELETED:
                     self._remove(event.object.key)
                 elif event.type is not WatchEventType.BOOKMARK:
                     self._put(event.object)
-                if event.object.metadata.resource_version:
-                    self._resource_version = event.object.metadata.resource_version
         if not seen and asyncio.get_running_loop().time() - started < 1.0:
             # A server that hangs up at once: do not spin.
             await asyncio.sleep(backoff.next())

@@ -95,15 +95,15 @@ class Freeze:
         """Return the pool with slices about to be written, and the effects."""
         return self._after(FreezeEvent.FORMS_CHANGE)
 
-    def wrote(self, slice_: ResourceSlice, seen: ResourceSlice | None) -> Freeze:
+    def wrote(self, slice_: ResourceSlice, shown: str) -> Freeze:
         """Return the pool after a write.
 
         Args:
             slice_: the API server's answer.
-            seen: the slice as the informer has it.
+            shown: the resourceVersion that the informer has caught up to; it may be empty.
         """
         version = slice_.metadata.resource_version
-        if not self.blocked or _reaches(seen, version):
+        if not self.blocked or is_newer(shown, version):
             return self
         return replace(self, awaited={**self.awaited, slice_.metadata.name: version})
 
@@ -111,27 +111,21 @@ class Freeze:
         """Return the pool after every write was made, and the effects. After an error it stays as it was."""
         return self._after(FreezeEvent.WRITTEN_UNSEEN if self.awaited else FreezeEvent.WRITTEN)
 
-    def saw(self, slice_: ResourceSlice, *, deleted: bool) -> tuple[Freeze, tuple[FreezeEffect, ...]]:
-        """Return the pool after the informer has shown a slice, and the effects.
+    def saw(self, version: str) -> tuple[Freeze, tuple[FreezeEffect, ...]]:
+        """Return the pool after the informer has caught up to a resourceVersion, and the effects.
 
-        Args:
-            slice_: as the informer has it, or had it.
-            deleted: whether it is gone: then no version of it will come any more.
+        What was written up to then has been shown, or never will be: a slice may be deleted before the
+        informer has seen it.
         """
-        name = slice_.metadata.name
-        version = self.awaited.get(name)
-        if version is None or not (deleted or _reaches(slice_, version)):
+        left = {name: v for name, v in self.awaited.items() if not is_newer(version, v)}
+        if len(left) == len(self.awaited):
             return self, ()
-        left = replace(self, awaited={n: v for n, v in self.awaited.items() if n != name})
-        return left._after(FreezeEvent.SEEN) if not left.awaited else (left, ())
+        now = replace(self, awaited=left)
+        return now._after(FreezeEvent.SEEN) if not left else (now, ())
 
     def _after(self, event: FreezeEvent) -> tuple[Freeze, tuple[FreezeEffect, ...]]:
         move = FREEZE_TRANSITIONS[self.state, event]
         return replace(self, state=move.state), move.effects
-
-
-def _reaches(seen: ResourceSlice | None, version: str) -> bool:
-    return seen is not None and is_newer(seen.metadata.resource_version, version)
 
 
 def changes_forms(todo: SlicePlan, slices: Iterable[ResourceSlice]) -> bool:

@@ -389,11 +389,44 @@ def test_a_pool_that_changes_hands_is_never_allocated_by_both(record: AllocatorR
 @given(st.integers(0, 10**9))
 def test_a_frozen_pool_stays_blocked_until_the_informer_shows_what_was_written(seed: int) -> None:
     chance = random.Random(seed)
-    stored = dict.fromkeys("abc", 0)
-    seen = dict(stored)
     version = itertools.count(1)
+    history: list[tuple[str, int, bool]] = []  # name, version, whether it was deleted then
+    stored: dict[str, int] = {}
+    shown: dict[str, int] = {}
+    position = 0
+    unseen: dict[str, int] = {}  # what was written while the pool was frozen
     freeze, writing = Freeze(), False
-    for _ in range(60):
+
+    def store(name: str, *, deleted: bool = False) -> None:
+        history.append((name, next(version), deleted))
+        stored[name] = history[-1][1]
+        if deleted:
+            del stored[name]
+
+    def show(version: int) -> tuple[FreezeEffect, ...]:
+        nonlocal freeze
+        freeze, effects = freeze.saw(str(version))
+        return effects
+
+    def watch() -> tuple[FreezeEffect, ...]:
+        nonlocal position
+        name, seen, deleted = history[position]
+        position += 1
+        shown[name] = seen
+        if deleted:
+            del shown[name]
+        return show(seen)
+
+    def list_again() -> tuple[FreezeEffect, ...]:
+        """Show what is gone and what is there, but not what was there only in between."""
+        nonlocal position
+        changed = shown != stored
+        position = len(history)
+        shown.clear()
+        shown.update(stored)
+        return show(history[-1][1]) if changed else ()
+
+    for _ in range(80):
         before = freeze
         effects: tuple[FreezeEffect, ...] = ()
         roll = chance.random()
@@ -401,25 +434,30 @@ def test_a_frozen_pool_stays_blocked_until_the_informer_shows_what_was_written(s
         if roll < 0.2:
             freeze, effects = freeze.begin()
             writing = True
-        elif roll < 0.45 and writing:
-            stored[name] = next(version)
-            freeze = freeze.wrote(at(name, stored[name]), at(name, seen[name]))
+        elif roll < 0.4 and writing:
+            store(name)
+            unseen[name] = stored[name]
+            freeze = freeze.wrote(at(name, stored[name]), str(history[position - 1][1] if position else 0))
+        elif roll < 0.45 and name in stored:
+            store(name, deleted=True)  # by somebody else
         elif roll < 0.6:
             if writing and chance.random() < 0.3:
                 continue  # a write has failed: the publisher looks again
             freeze, effects = freeze.end()
             writing = False
-        else:
-            # An informer may leave versions out, and never goes back.
-            seen[name] = chance.choice((seen[name], stored[name]))
-            freeze, effects = freeze.saw(at(name, seen[name]), deleted=False)
-        if writing or seen != stored:
+        elif roll < 0.9 and position < len(history):
+            effects = watch()
+        elif roll >= 0.9:
+            effects = list_again()
+        unseen = {n: v for n, v in unseen.items() if v > (history[position - 1][1] if position else 0)}
+        if writing or unseen:
             assert freeze.blocked
         assert (FreezeEffect.BLOCK in effects) is (freeze.blocked and not before.blocked)
         assert (FreezeEffect.UNBLOCK in effects) is (before.blocked and not freeze.blocked)
     freeze, _ = freeze.end()
-    for name in "abc":
-        freeze, _ = freeze.saw(at(name, stored[name]), deleted=chance.random() < 0.5)
+    # Slices that were deleted unseen are never shown. The pool is published again, and that is.
+    store("a")
+    list_again()
     assert freeze == Freeze(FreezeState.OPEN)
 
 
