@@ -36,7 +36,13 @@ from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_SLICES, ResourceCla
 from dra_driver.errors import ApiUnavailable, DraError, NotFound
 from dra_driver.kube import KubeApi
 from dra_driver.ownership import owner_of
-from dra_driver.resourceclaim import classes_by_resource, extended_claim, extended_resources, shares
+from dra_driver.resourceclaim import (
+    classes_by_resource,
+    extended_claim,
+    extended_resources,
+    lacks_extended_claim,
+    shares,
+)
 from dra_driver.sim import assets
 from dra_driver.sim.controlplane.scheduler import Scheduler
 from dra_driver.sim.kubelet import NodeLayout
@@ -227,7 +233,7 @@ class LendingScenario(Scenario):
     def claims_of(self, pod: Pod) -> list[ResourceClaim] | None:
         """Return the claims of a pod, with the one for extended resources that is to come."""
         claims = super().claims_of(pod)
-        if claims is None or pod.status.extended_resource_claim_status is not None:
+        if claims is None or not lacks_extended_claim(pod, self.claim_of):
             return claims
         classes = classes_by_resource(self.server.store.list(DEVICE_CLASSES))
         served = {name: classes[name] for name in extended_resources(pod) if name in classes}

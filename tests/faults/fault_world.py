@@ -47,7 +47,7 @@ from controller.app import Controller
 from controller.config import ControllerConfig, PreemptionMode, PreemptionSettings, Timings
 from dra_driver import discovery
 from dra_driver.api.core import NAMESPACES, NODES, PODS, Pod
-from dra_driver.api.meta import DriverName, PoolName, Resource, WireObject
+from dra_driver.api.meta import DriverName, ObjectKey, PoolName, Resource, WireObject
 from dra_driver.api.names import (
     GROUP_LABEL,
     GROUP_MIN_LABEL,
@@ -68,7 +68,7 @@ from dra_driver.api.resource import (
 from dra_driver.errors import ApiUnavailable, DraError, NotFound
 from dra_driver.kube import KubeApi
 from dra_driver.ownership import PoolID, is_controller_taint, owner_of
-from dra_driver.resourceclaim import foreign_gates, pod_claims
+from dra_driver.resourceclaim import foreign_gates, lacks_extended_claim, pod_claims
 from dra_driver.resourceslice import Usage, build_slices, plan_slices
 from dra_driver.sim import assets
 from dra_driver.sim.apiserver import ApiServer
@@ -837,12 +837,21 @@ class Scenario:
         )
 
     def claims_of(self, pod: Pod) -> list[ResourceClaim] | None:
-        """Return the claims of a pod; None if some are not there."""
+        """Return the claims of a pod; None if some are not there.
+
+        The one for extended resources, which kube-scheduler deletes when a binding fails, need not be there
+        before the pod is bound.
+        """
         found = [
-            self.server.store.get(RESOURCE_CLAIMS, used.key.name, NS) if used.key is not None else None
+            self.claim_of(used.key) if used.key is not None else None
             for used in pod_claims(pod)
+            if used.entry or pod.spec.node_name or not lacks_extended_claim(pod, self.claim_of)
         ]
         return None if None in found else [c for c in found if c is not None]
+
+    def claim_of(self, key: ObjectKey) -> ResourceClaim | None:
+        """Return a claim of that name."""
+        return self.server.store.get(RESOURCE_CLAIMS, key.name, NS)
 
     def _allocations(self) -> Iterator[str]:
         snapshot = self.snapshot()
