@@ -23,6 +23,8 @@ from lending_beside import (
 )
 from real_scheduler import RealScheduler
 
+from controller.allocate.lending.shares import SETTLED_SECONDS, UNSHOWN_SECONDS
+from controller.observe.reasons import shown_reason
 from dra_driver.api.core import EVENTS, PODS
 from dra_driver.api.names import RECALLED_DEVICES
 
@@ -79,6 +81,47 @@ def test_pods_get_the_devices_that_were_chosen(kind: str) -> None:
             await served(beside, "mixed-part")
 
     run(kind, scenario)
+
+
+def test_shares_are_lent_once_kube_scheduler_has_bound_the_pods_that_have_the_others() -> None:
+    async def scenario(beside: Beside) -> None:
+        seen, scheduler = beside.seen, beside.world.scheduler
+        assert isinstance(scheduler, RealScheduler)
+        share = request("gpu", "shared", memory="8Gi")
+        await beside.policy("shared", "shared", share={"maxShares": 8})
+        await beside.node("n0", shared_gpu(0), nics=ROOTS)
+
+        def lent_after(holder: str) -> float:
+            return seen.untainted["n0", "gpu-0"] - seen.bound[holder]
+
+        def waits_for_shares(name: str) -> bool:
+            reasons = [shown_reason(p) for p in seen.pods.items() if p.metadata.name == name]
+            return any(r is not None and "who has which share" in r.message for r in reasons)
+
+        async with beside.controller():
+            await beside.published("n0")
+            await beside.own("holder", share)
+            await beside.bound("holder")
+            await beside.mixed("first", share)
+            await served(beside, "first")
+            print(f"lent {lent_after('holder'):.3f} s after the pod with another share was bound")
+            # Else only time would have shown that kube-scheduler knows of it.
+            assert lent_after("holder") < UNSHOWN_SECONDS
+            scheduler.stop()
+            await beside.own("unbound", share)
+            await seen.until(lambda: seen.has("unbound"))
+            await beside.mixed("second", share)
+            await seen.until(lambda: waits_for_shares("second"))
+            await asyncio.sleep(2 * SETTLED_SECONDS)
+            assert not seen.noted
+            scheduler.start()
+            await served(beside, "second")
+            print(f"lent {lent_after('unbound'):.3f} s after the pod with the last share was bound")
+            assert 0.0 < lent_after("unbound") < UNSHOWN_SECONDS
+        pods = ("holder", "first", "unbound", "second")
+        assert {one for name in pods for one in seen.has(name)} == {("n0", "gpu-0")}
+
+    run("real", scenario)
 
 
 # --- what comes in between ----------------------------------------------------------------------------------

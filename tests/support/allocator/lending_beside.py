@@ -292,9 +292,10 @@ class Beside:
         await self.world.api.create(RESOURCE_CLAIMS, body)
         await self.pod(name, name)
 
-    async def own(self, name: str, *, count: int = 1) -> None:
-        """Make a pod whose devices the controller itself allocates."""
-        body = builders.claim(name, builders.request("gpu", "whole", count=count), namespace=NAMESPACE)
+    async def own(self, name: str, *requests: dict[str, Any], count: int = 1) -> None:
+        """Make a pod whose devices the controller itself allocates: by default so many whole ones."""
+        requests = requests or (builders.request("gpu", "whole", count=count),)
+        body = builders.claim(name, *requests, namespace=NAMESPACE)
         await self.world.api.create(RESOURCE_CLAIMS, body)
         await self.pod(name, name)
 

@@ -8,7 +8,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 from controller.allocate.decide import has_no_node
 from dra_driver.api.core import PODS, Pod
-from dra_driver.api.resource import RESOURCE_CLAIMS, AllocationResult, ResourceClaim
+from dra_driver.api.resource import (
+    RESOURCE_CLAIMS,
+    AllocationResult,
+    DeviceRequestAllocationResult,
+    ResourceClaim,
+)
 from dra_driver.kube import Handler, Informer
 from dra_driver.ports import KubeClient
 from dra_driver.resourceclaim import pod_claims
@@ -24,10 +29,10 @@ class PlacementJudge:
     """What was found so far.
 
     Attributes:
-        violations: a device in two claims; a pod bound for more than five seconds without its devices on its
-            node; devices that a pod holds for more than three seconds after kube-scheduler has reported that
-            it cannot place the pod, preemption under way excepted; devices that a pod got after a report that
-            no node suits it, for more than five seconds.
+        violations: a device, or one share of it, in two claims; a pod bound for more than five seconds
+            without its devices on its node; devices that a pod holds for more than three seconds after
+            kube-scheduler has reported that it cannot place the pod, preemption under way excepted; devices
+            that a pod got after a report that no node suits it, for more than five seconds.
         longest: seconds for which a pod was bound without its devices, held devices after such a report, or
             was tried in spite of one.
     """
@@ -58,7 +63,7 @@ class PlacementJudge:
     def _hold(self, claim: ResourceClaim, allocation: AllocationResult | None) -> None:
         """Follow the order of writes: one claim has given a device back before another one has it."""
         results = allocation.devices.results if allocation is not None else ()
-        now = {(str(r.driver), str(r.pool), r.device) for r in results}
+        now = {(str(r.driver), str(r.pool), _device_or_share(r)) for r in results}
         before = self._held.get(claim.metadata.uid, set())
         for device in before - now:
             self._holders.pop(device, None)
@@ -135,6 +140,11 @@ def _report(pod: Pod) -> str:
             if failed and "cannot allocate all claims" not in message:
                 return message
     return ""
+
+
+def _device_or_share(result: DeviceRequestAllocationResult) -> str:
+    """Return what of its pool a claim has alone."""
+    return result.device if result.share_id is None else f"{result.device}/{result.share_id}"
 
 
 def _is_on(claim: ResourceClaim, pod: Pod) -> bool:
