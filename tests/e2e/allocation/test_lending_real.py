@@ -1,20 +1,28 @@
-"""Pods that ask for extended resources get devices of the controller, lent to kube-scheduler."""
+"""Pods that only kube-scheduler can place get devices of the controller, lent to it.
+
+They ask for extended resources, or for devices of another driver as well.
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import controller_scenarios as scenarios
 import e2e_support
 import pytest
 from e2e_support import clear, eventually, make_namespace, running
+from local_hands import KUBELET
 
-from dra_driver.api.core import EVENTS, PODS
+from dra_driver.api.core import EVENTS, NODES, PODS
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES
-from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
+from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES, ResourceSlice
 from dra_driver.ownership import bare_devices
 from dra_driver.sim.demo import examples
 
@@ -32,6 +40,9 @@ SELECTOR = (
     f'device.driver == "{DEFAULT_DRIVER_NAME}" && {ATTRIBUTES}.type == "gpu"'
     f' && {ATTRIBUTES}.?model.orValue("").startsWith("{MODEL}")'
 )
+CDI = Path("/var/run/cdi")
+OTHER_DRIVER = "test-driver.cdi.k8s.io"
+OTHER_CLASS = f"{CLASS}-other"
 claim = partial(e2e_support.claim, NAMESPACE)
 
 
@@ -43,14 +54,7 @@ def lending(background: Background, cluster: Cluster) -> Iterator[None]:
 
     async def prepare() -> None:
         await actions.lend(on=True)
-        selectors = [{"cel": {"expression": SELECTOR}}]
-        body = {
-            "apiVersion": "resource.k8s.io/v1",
-            "kind": "DeviceClass",
-            "metadata": {"name": CLASS},
-            "spec": {"selectors": selectors, "extendedResourceName": RESOURCE},
-        }
-        await scenarios.create(cluster.api, DEVICE_CLASSES, body)
+        await make_class(cluster, CLASS, SELECTOR, extendedResourceName=RESOURCE)
         await make_namespace(cluster, NAMESPACE)
 
     async def clean() -> None:
@@ -62,6 +66,64 @@ def lending(background: Background, cluster: Cluster) -> Iterator[None]:
     background.run(prepare())
     yield
     background.run(clean())
+
+
+@pytest.fixture
+def test_driver(background: Background, cluster: Cluster) -> Iterator[None]:
+    """Kubernetes' own test driver, beside ours on the only node; its devices have no attributes."""
+    (node,) = background.run(cluster.api.list(NODES)).items
+    command = [
+        os.environ["E2E_TEST_DRIVER"],
+        "kubelet-plugin",
+        f"--drivername={OTHER_DRIVER}",
+        f"--node-name={node.metadata.name}",
+        f"--cdi-dir={CDI}",
+    ]
+    # For its socket; a manifest would have the kubelet make it.
+    folder = KUBELET / "plugins" / OTHER_DRIVER
+    folder.mkdir(exist_ok=True)
+    # Where the harness keeps those of the components.
+    log = Path(os.environ["E2E_CONTROL"]).parent / "log" / "dra-test-driver.log"
+    with log.open("ab") as out, subprocess.Popen(command, stdout=out, stderr=out) as process:
+        try:
+            background.run(make_class(cluster, OTHER_CLASS, f'device.driver == "{OTHER_DRIVER}"'))
+
+            async def is_published() -> bool:
+                assert process.poll() is None, f"the driver has ended, see {log}"
+                return bool(await slices_of_other(cluster))
+
+            background.run(eventually("the other driver's devices", is_published))
+            yield
+        finally:
+            try:
+                # It must release what it has prepared.
+                background.run(clear(cluster, NAMESPACE))
+            finally:
+                process.terminate()
+                process.wait()
+                shutil.rmtree(folder)
+            background.run(remove_other(cluster))
+
+
+async def make_class(cluster: Cluster, name: str, selector: str, **spec: Any) -> None:
+    body = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "DeviceClass",
+        "metadata": {"name": name},
+        "spec": {"selectors": [{"cel": {"expression": selector}}], **spec},
+    }
+    await scenarios.create(cluster.api, DEVICE_CLASSES, body)
+
+
+async def slices_of_other(cluster: Cluster) -> list[ResourceSlice]:
+    return [s for s in (await cluster.api.list(RESOURCE_SLICES)).items if s.spec.driver == OTHER_DRIVER]
+
+
+async def remove_other(cluster: Cluster) -> None:
+    """Do what the kubelet does half a minute after a driver is gone."""
+    for one in await slices_of_other(cluster):
+        await cluster.api.delete(RESOURCE_SLICES, one.metadata.name)
+    await cluster.api.delete(DEVICE_CLASSES, OTHER_CLASS)
 
 
 async def lent(cluster: Cluster) -> set[str]:
@@ -143,3 +205,43 @@ def test_what_is_lent_comes_back_after(background: Background, cluster: Cluster,
 
     background.run(scenario())
     background.run(clear(cluster, NAMESPACE))
+
+
+def test_a_claim_may_mix_devices_of_ours_with_those_of_another_driver(
+    background: Background, cluster: Cluster, test_driver: None
+) -> None:
+    async def scenario() -> None:
+        gpus = {"name": "gpu", "exactly": {"deviceClassName": CLASS, "count": 2}}
+        other = {"name": "other", "exactly": {"deviceClassName": OTHER_CLASS}}
+        command = "env | grep -E '^(DRA|claim)_' | sort; sleep 3600"
+        both = e2e_support.pod(NAMESPACE, "both", "both", command=command)
+        await examples.apply(cluster.api, [claim("both", gpus, other), both])
+        (found,) = await running(cluster, NAMESPACE, "both")
+        made = await cluster.api.get(RESOURCE_CLAIMS, "both", NAMESPACE)
+        assert made.status.allocation is not None
+        results = made.status.allocation.devices.results
+        ours = {r.device for r in results if (r.request, r.driver) == ("gpu", DEFAULT_DRIVER_NAME)}
+        others = {r.device for r in results if (r.request, r.driver) == ("other", OTHER_DRIVER)}
+        assert (len(ours), len(others)) == (2, 1)
+        events = (await cluster.api.list(EVENTS, NAMESPACE)).items
+        about = [e for e in events if e.involved_object.name == "both"]
+        (said,) = {e.message for e in about if e.reason == "DevicesLent"}
+        print(said)
+        assert all(device in said for device in ours)
+        containers = await cluster.containers(found)
+        assert containers is not None
+        variables = containers["main"].env
+        print(f"the container got {dict(variables)}")
+        assert variables["claim_both_other"] == "true", "what the other driver gives a container"
+        assert any(key.startswith("DRA") for key in variables)
+        assert prepared()
+        await clear(cluster, NAMESPACE)
+        assert not prepared()
+        await eventually("the devices to be back", lambda: is_back(cluster))
+
+    background.run(scenario())
+
+
+def prepared() -> list[Path]:
+    """What the other driver has on the node for containers."""
+    return list(CDI.glob(f"{OTHER_DRIVER}-*"))

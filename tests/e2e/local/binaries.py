@@ -9,6 +9,9 @@ from pathlib import Path
 # What a Kubernetes release brings; kubectl is often installed by itself.
 KUBERNETES = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet")
 AROUND = ("kubectl", "etcd", "containerd", "containerd-shim-runc-v2", "ctr", "runc")
+# Kubernetes' own DRA driver (test/e2e/dra/test-driver of its source), which no release brings: tests that
+# need it are there only where somebody has built it.
+TEST_DRIVER = "dra-test-driver"
 # Of the operating system: util-linux, iproute2, openssl, libc.
 TOOLS = ("unshare", "nsenter", "mount", "umount", "ip", "openssl", "ldd")
 
@@ -27,19 +30,22 @@ def search_path(environ: Mapping[str, str]) -> list[Path]:
 def find(folder: Path, path: Sequence[Path]) -> dict[str, Path]:
     """Every program by its name; those of the release only from ``folder``, the others from ``path`` too.
 
+    The test driver is among them where it is in ``folder``.
+
     Raises:
         MissingBinariesError: some are nowhere.
     """
     wanted = {name: [folder] for name in KUBERNETES}
     wanted |= {name: [folder, *path] for name in AROUND}
     wanted |= {name: list(path) for name in TOOLS}
+    wanted |= {TEST_DRIVER: [folder]}
     found: dict[str, Path] = {}
     for name, folders in wanted.items():
         for candidate in (f / name for f in folders):
             if candidate.is_file() and os.access(candidate, os.X_OK):
                 found[name] = candidate.absolute()
                 break
-    if missing := [name for name in wanted if name not in found]:
+    if missing := [name for name in wanted if name not in found and name != TEST_DRIVER]:
         raise MissingBinariesError(missing_message(missing, folder, path))
     return found
 

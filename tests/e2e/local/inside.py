@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from local import configuration, host
+from local.binaries import TEST_DRIVER
 from local.cluster import LocalCluster
 from local.configuration import Node
 from local.control import Control
@@ -79,6 +80,8 @@ def work(command: Sequence[str], settings: dict[str, object]) -> int:
             "E2E_FILES": str(cluster.files.folder),
             "E2E_IMAGE": configuration.SHELL_IMAGE,
         }
+        if TEST_DRIVER in binaries:
+            environment["E2E_TEST_DRIVER"] = str(binaries[TEST_DRIVER])
         code = subprocess.run(command, env=environment).returncode
         if dead := cluster.processes.dead():
             say(f"ended during the run: {', '.join(dead)}")

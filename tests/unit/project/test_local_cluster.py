@@ -46,6 +46,14 @@ def test_programs_of_the_release_come_from_its_folder_and_others_also_from_the_p
     assert found["kubelet"] == release / "kubelet"
     assert found["etcd"] == release / "etcd"
     assert found["runc"] == system / "runc"
+    assert binaries.TEST_DRIVER not in found
+
+
+def test_the_test_driver_is_taken_where_somebody_has_built_it(tmp_path: Path) -> None:
+    release = executables(
+        tmp_path / "release", *binaries.KUBERNETES, *binaries.AROUND, *binaries.TOOLS, binaries.TEST_DRIVER
+    )
+    assert binaries.find(release, [release])[binaries.TEST_DRIVER] == release / binaries.TEST_DRIVER
 
 
 def test_every_missing_program_is_named_with_the_places_where_it_was_looked_for(tmp_path: Path) -> None:
