@@ -58,7 +58,7 @@ class Bench:
 
     async def run(self) -> None:
         """All measurements, in an order in which each prepares the next."""
-        await self._load()
+        await self.fill()
         await self._first_publication()
         await self._restart()
         await self._change()
@@ -69,7 +69,8 @@ class Bench:
     def _start(self) -> ControllerProcess:
         return ControllerProcess(self._api.kubeconfig, self._log)
 
-    async def _load(self) -> None:
+    async def fill(self) -> None:
+        """Nodes, their inventories, and pods beside."""
         nodes, make = self._size["nodes"], fleet.inventories()
         await self._links[0].call("POST", "/api/v1/namespaces", {"metadata": {"name": SYSTEM_NAMESPACE}})
         await load(self._links, ((fleet.NODES, fleet.node(i)) for i in range(nodes)))
