@@ -187,9 +187,11 @@ def _must_last(claim: PreparedClaim) -> bool:
     """Return whether a power failure must not bring back what was recorded of the claim before.
 
     It ends all containers, and of files without a record nothing is left after the next start: only what is
-    begun on hardware has to be known then, and which devices a claim was given that a reboot has ended.
+    begun on hardware, by this agent or by a third party's backend, has to be known then, and which devices a
+    claim was given that a reboot has ended.
     """
-    return claim.ended or (claim.state is not ClaimState.COMPLETED and claim.touches_hardware)
+    begun = claim.state is not ClaimState.COMPLETED and (claim.touches_hardware or bool(claim.effects))
+    return claim.ended or begun
 
 
 def _identity(path: Path) -> tuple[int, ...] | None:

@@ -14,12 +14,27 @@ from typing import Any
 import msgspec
 import pytest
 
-from dra_driver.api.meta import Uid
-from dra_driver.preparation import Checkpoint, ClaimState, DeviceSetting, PreparedClaim
+from dra_driver.api.meta import PoolName, Uid
+from dra_driver.preparation import (
+    Checkpoint,
+    ClaimState,
+    DeviceSetting,
+    EffectRecord,
+    PreparedClaim,
+    PreparedDevice,
+)
 from kubelet_plugin.claims.checkpoint_file import CheckpointFile
 from kubelet_plugin.claims.reservations import NO_CHECKPOINT
 
 SETTING = DeviceSetting(device="gpu-0", uuid="GPU-0", time_slice="Short")
+EFFECT = PreparedDevice(
+    requests=("npu",),
+    pool=PoolName("n"),
+    device="npu-0",
+    uuid="U",
+    cdi_device_ids=(),
+    effect=EffectRecord(backend="acme", settings="{}"),
+)
 
 
 def record(i: int) -> PreparedClaim:
@@ -69,9 +84,11 @@ def test_changes_that_come_during_a_write_are_written_together(tmp_path: Path) -
         (record(0), 0),
         (msgspec.structs.replace(record(0), settings=(SETTING,)), 1),
         (msgspec.structs.replace(record(0), settings=(SETTING,), state=ClaimState.COMPLETED), 0),
+        (msgspec.structs.replace(record(0), devices=(EFFECT,)), 1),
+        (msgspec.structs.replace(record(0), devices=(EFFECT,), state=ClaimState.COMPLETED), 0),
         (msgspec.structs.replace(record(0), ended=True), 1),
     ],
-    ids=["files", "hardware", "completion", "ended"],
+    ids=["files", "hardware", "completion", "backend", "completion of a backend", "ended"],
 )
 def test_only_a_beginning_on_hardware_costs_a_sync_of_the_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, claim: PreparedClaim, expected: int
