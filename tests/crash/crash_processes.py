@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
+from machines.acme import package
 
 from dra_driver.wire import dra_v1_pb2_grpc
 
@@ -27,7 +28,7 @@ class ForkServer:
     """
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
-        self._environment = {**os.environ, **(environment or {})}
+        self._environment = {**os.environ, "PYTHONPATH": package(), **(environment or {})}
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
         self._ids = itertools.count()

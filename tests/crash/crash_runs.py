@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from crash_figures import Figures
-from crash_matrix import matrix
+from crash_matrix import SCRIPTS, matrix
 from crash_processes import ForkServer
-from crash_script import GPU_SCRIPT, SCRIPT, count_steps
+from crash_script import count_steps
 from crash_world import World, worlds
 from machines import nvml
 from machines.simulated import SimulatedMachine
@@ -86,8 +86,8 @@ async def kill_at_every_step(kills: int, seed: int, jobs: int, *, quiet: bool = 
     """Run the matrix of kills and return its figures; where ``kills`` is small, a part of it."""
     figures = Figures()
     async with ForkServer() as forks:
-        scripts = [(script, *await count_steps(forks, script)) for script in (SCRIPT, GPU_SCRIPT)]
-        queue = [Run(name, play, forks, figures) for name, play in matrix(scripts, kills, seed)]
+        scripts = [(s, *await count_steps(forks, s.steps, s.hardware)) for s in SCRIPTS]
+        queue = [Run(d.name, d.play, forks, figures, d.hardware) for d in matrix(scripts, kills, seed)]
         spare: list[Run] = []
         if kills < 100:
             # A short run takes a part of the matrix, always some load of both kinds, and more of the matrix
@@ -96,8 +96,8 @@ async def kill_at_every_step(kills: int, seed: int, jobs: int, *, quiet: bool = 
             queue, spare = [*queue[:part], *queue[-2:]], queue[part:-2]
         await Runs(queue, spare, kills, quiet=quiet).play(jobs)
         if not quiet:
-            counts = [len(steps) for _, steps, _ in scripts]
-            print(f"durable steps of the scripts: {counts[0]}, with hardware {counts[1]}")
+            counts = ", ".join(f"{script.of} {len(steps)}" for script, steps, _ in scripts)
+            print(f"durable steps of the scripts: {counts}")
     return figures
 
 

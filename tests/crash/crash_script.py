@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from crash_figures import Figures
 from crash_processes import Agent, ForkServer
 from crash_world import World, worlds
 from faults import Plan
+from machines import Machine, acme
 from machines.simulated import SimulatedMachine
 
 from dra_driver.api.names import RDMA_DRIVER_NAME
 
 GPUS = tuple(f"gpu-0000-{bus}-00-0" for bus in ("1b", "43", "52", "61", "9d", "c3", "d1", "df"))
+NPUS = tuple(f"npu-0000-3b-0{n}-0" for n in range(acme.NPUS))
 NICS = tuple(f"nic-0000-{bus}-00-0" for bus in ("18", "40", "4f", "5e", "9a", "c0", "ce", "dc"))
 
 
@@ -77,6 +80,32 @@ GPU_SCRIPT = tuple(
 )
 # The stub of NVML has no kernel that binds drivers.
 NVML_SCRIPT = tuple(step for step in GPU_SCRIPT if step.claim != "vm")
+# What a third party's driver does: power limits, of one NPU and of two at once, and halves of NPUs; what a
+# claim has set is set back before the next one has the NPU.
+ACME_SCRIPT = tuple(
+    Step(*words.split())
+    for words in (
+        "prepare limit",
+        "prepare half",
+        "prepare pair",
+        "prepare other-half",
+        "prepare limit",
+        "unprepare half",
+        "swap nodes",
+        "unprepare limit",
+        "prepare lower",
+        "prepare half",
+        "prepare pair",
+        "unprepare other-half",
+        "unprepare half",
+        "prepare whole",
+        "unprepare pair",
+        "prepare c",
+        "unprepare lower",
+        "unprepare whole",
+        "unprepare c",
+    )
+)
 SLICE = {"kind": "GpuConfig", "sharing": {"strategy": "TimeSlicing", "timeSlicing": {"interval": "Long"}}}
 SHORT = {"kind": "GpuConfig", "sharing": {"strategy": "TimeSlicing", "timeSlicing": {"interval": "Short"}}}
 MIG_MPS = {"kind": "MigConfig", "sharing": {"strategy": "MPS"}}
@@ -88,6 +117,9 @@ def populate(world: World) -> None:
     """The claims of the scripts."""
     if world.driver == RDMA_DRIVER_NAME:
         _populate_plain(world, NICS)
+        return
+    if world.driver == acme.DRIVER:
+        _populate_npus(world)
         return
     gpu = GPUS[0]
     world.add("mig", f"{gpu}-mig-2g-20gb-0")
@@ -101,6 +133,21 @@ def populate(world: World) -> None:
     _populate_plain(world, GPUS)
 
 
+def _populate_npus(world: World) -> None:
+    first, second, third, last = NPUS
+    world.add("limit", first, parameters=_limit(250))
+    world.add("lower", first, parameters=_limit(120))
+    world.add("c", second)
+    world.add("pair", second, third, parameters=_limit(200))
+    world.add("half", f"{last}-slice-half-0")
+    world.add("other-half", f"{last}-slice-half-1")
+    world.add("whole", last, parameters=_limit(400))
+
+
+def _limit(watts: int) -> dict[str, object]:
+    return {"apiVersion": "acme.example/v1", "kind": "NpuConfig", "powerLimit": watts}
+
+
 def _populate_plain(world: World, devices: Sequence[str]) -> None:
     world.add("a", devices[0])
     world.add("b", devices[1], devices[2])
@@ -110,6 +157,8 @@ def _populate_plain(world: World, devices: Sequence[str]) -> None:
 
 def script_of(world: World, chance: random.Random) -> Sequence[Step]:
     """Return a script for the hardware of a world: what all devices can, or what GPUs can besides."""
+    if world.driver == acme.DRIVER:
+        return ACME_SCRIPT
     if world.driver == RDMA_DRIVER_NAME or chance.random() < 0.3:
         return SCRIPT
     return GPU_SCRIPT if isinstance(world.machine, SimulatedMachine) else NVML_SCRIPT
@@ -246,11 +295,13 @@ async def gone(agent: Agent) -> bool:
     return True
 
 
-async def count_steps(forks: ForkServer, script: Sequence[Step]) -> tuple[list[str], int]:
+async def count_steps(
+    forks: ForkServer, script: Sequence[Step], machine: Callable[[Path, str], Machine]
+) -> tuple[list[str], int]:
     """The steps of an undisturbed life, and how many a restart in the middle takes at most."""
     figures = Figures()
     steps: list[str] = []
-    async with worlds(forks, figures, "count") as world:
+    async with worlds(forks, figures, "count", machine) as world:
         await play(world, (), script=script)
         steps = world.steps()
     if figures.texts:

@@ -115,7 +115,12 @@ class World:
     def add(
         self, name: str, *devices: str, share: bool = False, parameters: dict[str, Any] | None = None
     ) -> Claim:
-        """An allocated claim; ``share``: of a part of each device; ``parameters``: opaque, of our group."""
+        """An allocated claim.
+
+        Args:
+            share: of a part of each device.
+            parameters: opaque ones, of our group unless they say which.
+        """
         claim = Claim(name, devices)
         results: list[dict[str, Any]] = [
             {"request": "gpu", "driver": self.driver, "pool": NODE, "device": d} for d in devices
@@ -124,10 +129,8 @@ class World:
             result |= {"shareID": str(uuid.uuid4()), "consumedCapacity": {"memory": "8Gi"}}
         allocation: dict[str, Any] = {"devices": {"results": results}}
         if parameters is not None:
-            opaque = {
-                "driver": self.driver,
-                "parameters": {"apiVersion": "dra-driver.dev/v1alpha1", **parameters},
-            }
+            version = {"apiVersion": "dra-driver.dev/v1alpha1"}
+            opaque = {"driver": self.driver, "parameters": {**version, **parameters}}
             allocation["devices"]["config"] = [{"source": "FromClaim", "opaque": opaque}]
         raw = {
             "apiVersion": "resource.k8s.io/v1",
@@ -458,10 +461,11 @@ def definitions() -> list[dict[str, Any]]:
 
 
 def without_beginnings(data: bytes) -> bytes:
-    """Return the checkpoint as it was before claims were begun that change no hardware."""
+    """Return the checkpoint as it was before claims were begun that change nothing but files."""
     checkpoint = Checkpoint.decode(data)
     for record in checkpoint:
-        if record.standing is ClaimState.STARTED and not record.touches_hardware:
+        begun = record.touches_hardware or record.effects
+        if record.standing is ClaimState.STARTED and not begun:
             checkpoint = checkpoint.without(record.uid)
     return checkpoint.encode()
 

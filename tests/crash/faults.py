@@ -1,8 +1,8 @@
-"""Crashes and disk errors at chosen steps: wraps the calls of ``os`` that change the node's memory.
+"""Crashes and disk errors at chosen steps: wraps the calls that change the node's memory.
 
 Only the agent under test installs this; the product knows nothing of it. A *step* is one call that changes
-(or makes durable) something in the state or CDI directory or on a simulated GPU, counted from the start of
-the process.
+(or makes durable) something in the state or CDI directory, on a simulated GPU or on a device of a third
+party's driver, counted from the start of the process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Plan:
         kill_at: the step before which the process is killed; None: never.
         torn: half of the data is written first, where that step is a write.
         error: name of an errno, from step ``error_at`` on for ``error_count`` steps.
-        read_only: ``cdi``, ``state``, ``metadata`` or ``gpu``: the errors come only there.
+        read_only: ``cdi``, ``state``, ``metadata``, ``gpu`` or ``backend``: the errors come only there.
     """
 
     kill_at: int | None = None
@@ -60,8 +60,10 @@ class Injector:
             f"{root}/state/daemons/",
             f"{root}/sys/bus/pci/devices/",
         )
+        # Behind one link, whose name counts: what a third party's driver writes, by whatever way it likes.
+        self._backend = f"{root}/npus/sys/class/"
         self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self._names: dict[int, str] = {}
+        self._names: dict[int | None, str] = {}
         self._steps = 0
         self._lock = threading.Lock()
         self._write = os.write
@@ -81,12 +83,16 @@ class Injector:
         }
         for name, function in wrapped.items():
             setattr(os, name, function)
+        write_text = self._text(Path.write_text)
+        Path.write_text = write_text  # type: ignore[method-assign]
 
     def _where(self, path: object) -> str:
-        """``state``, ``cdi``, ``metadata``, ``gpu`` (simulated hardware and daemons) or nothing of ours."""
+        """Return a name of ``Plan.read_only``; empty where nothing of ours is (``gpu``: also daemons)."""
         text = os.fspath(path) if isinstance(path, str | Path) else ""
         if text.startswith(self._hardware):
             return "gpu"
+        if text.startswith(self._backend):
+            return "backend"
         if text.startswith(self._metadata):
             return "metadata"
         for where, folder in self._folders.items():
@@ -123,7 +129,8 @@ class Injector:
 
     def _by_path(self, call: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def function(path: Any, *more: Any, **named: Any) -> Any:
-            if where := self._where(path):
+            # With a folder's descriptor where a tree is removed.
+            if where := self._names.get(named.get("dir_fd")) or self._where(path):
                 self._step(call, where)
             return real(path, *more, **named)
 
@@ -131,7 +138,7 @@ class Injector:
 
     def _open(self, real: Callable[..., int]) -> Callable[..., int]:
         def function(path: Any, flags: int, *more: Any, **named: Any) -> int:
-            where = self._where(path)
+            where = self._names.get(named.get("dir_fd")) or self._where(path)
             if where and flags & os.O_CREAT:
                 self._step("create", where)
             descriptor = real(path, flags, *more, **named)
@@ -153,6 +160,16 @@ class Injector:
             if where := self._names.get(descriptor):
                 self._step("write", where, lambda: real(descriptor, data[: len(data) // 2]))
             return real(descriptor, data)
+
+        return function
+
+    def _text(self, real: Callable[..., int]) -> Callable[..., int]:
+        """Wrap what opens and writes without ``os``; what others than backends write so is no step."""
+
+        def function(path: Path, data: str, *more: Any, **named: Any) -> int:
+            if self._where(path) == "backend":
+                self._step("write", "backend", lambda: real(path, data[: len(data) // 2]))
+            return real(path, data, *more, **named)
 
         return function
 

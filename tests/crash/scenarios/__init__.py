@@ -13,6 +13,7 @@ from pathlib import Path
 
 from crash_world import World
 from machines import Machine
+from machines.acme import AcmeMachine
 from machines.nvml import NvmlMachine
 from machines.rdma import RdmaMachine
 from machines.simulated import SimulatedMachine
@@ -43,7 +44,8 @@ class Scenario:
 SCENARIOS = (
     Scenario("kills-on-nvml", kills.at_steps, (NvmlMachine,)),
     Scenario("kills-on-rdma", kills.at_steps, (RdmaMachine,)),
-    Scenario("reboot", reboots.with_other_numbers, (SimulatedMachine, NvmlMachine, RdmaMachine)),
+    Scenario("kills-on-third-party", kills.at_steps, (AcmeMachine,)),
+    Scenario("reboot", reboots.with_other_numbers, (SimulatedMachine, NvmlMachine, RdmaMachine, AcmeMachine)),
     Scenario("clock-jumps", clocks.jump),
     Scenario("hung-hardware", hangs.while_calls_come, flags=("--rescan-interval=1",)),
     Scenario("sigterm-while-hung", hangs.until_the_end, flags=("--rescan-interval=1",)),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from example_driver import EXAMPLE, acme_machine, install_example
 from paths import PROJECT
 
 from dra_driver import sdk
@@ -18,44 +19,14 @@ from dra_driver.discovery import demo_spec, open_backend
 from dra_driver.discovery.core.control import ToolPaths, control_of
 from dra_driver.errors import ConfigurationError, PrepareError
 
-EXAMPLE = PROJECT / "docs" / "examples" / "acme-driver"
 CODE = (EXAMPLE / "acme_driver.py").read_text()
 PAGE = (PROJECT / "docs" / "sdk.md").read_text()
 
 
 @pytest.fixture(autouse=True)
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What pip would leave of the example's pyproject.toml."""
-    found = re.findall(
-        r"^\[project\.entry-points\.\"(.+)\"\]\n(\w+) = \"(.+)\"$",
-        (EXAMPLE / "pyproject.toml").read_text(),
-        re.M,
-    )
-    assert {group for group, _, _ in found} == {"dra_driver.backends", "dra_driver.parameters"}
-    info = tmp_path / "site/acme_driver-1.0.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-driver\nVersion: 1.0.0\n")
-    text = "".join(f"[{group}]\n{name} = {value}\n" for group, name, value in found)
-    (info / "entry_points.txt").write_text(text)
-    monkeypatch.syspath_prepend(str(EXAMPLE))
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
-
-
-def acme_machine(root: Path) -> Path:
-    for i in range(2):
-        function = root / f"sys/devices/pci0000:3a/0000:3b:0{i}.0"
-        folder = root / f"sys/class/acme/npu{i}"
-        function.mkdir(parents=True)
-        folder.mkdir(parents=True)
-        (function / "numa_node").write_text("1\n")
-        (folder / "device").symlink_to(Path("../../../devices/pci0000:3a") / function.name)
-        bus = root / "sys/bus/pci/devices"
-        bus.mkdir(parents=True, exist_ok=True)
-        (bus / function.name).symlink_to(Path("../../../devices/pci0000:3a") / function.name)
-        facts = {"serial": f"S{i}", "model": "NPU-1", "memory_bytes": 2**34, "tops": 400}
-        for name, text in facts.items():
-            (folder / name).write_text(f"{text}\n")
-    return root
+    for place in install_example(tmp_path / "site"):
+        monkeypatch.syspath_prepend(place)
 
 
 def test_the_example_finds_its_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,143 @@
+"""NPUs of a third party's driver, the one that docs/sdk.md writes: files, whose names in /dev change."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "support" / "hardware"))
+
+from example_driver import acme_machine, install_example
+
+NPUS = 4
+DRIVER = "npu.acme.example"
+# What a power limit is set back to, and the environment variable that says one.
+LIMIT = 300
+VARIABLE = "ACME_POWER_LIMIT"
+
+
+@functools.cache
+def package() -> str:
+    """Return a PYTHONPATH with the driver as pip installs it."""
+    site = Path(tempfile.mkdtemp(prefix="dra-crash-acme-"))
+    atexit.register(shutil.rmtree, site, ignore_errors=True)
+    return os.pathsep.join((*install_example(site), *filter(None, [os.environ.get("PYTHONPATH")])))
+
+
+class AcmeMachine:
+    """Four NPUs that keep without power what they were told; implements ``Machine``.
+
+    Names below ``class/acme`` are links to the NPUs, behind one link, so that no agent sees half of a change.
+    """
+
+    driver = DRIVER
+
+    def __init__(self, root: Path, _node: str) -> None:
+        self._machine = acme_machine(root / "npus", NPUS)
+        self._class = self._machine / "sys/class/acme"
+        self._class.rename(self._machine / "hardware")
+        self._shift = self._trees = 0
+        nodes = self._machine / "dev/acme"
+        nodes.mkdir(parents=True)
+        for i in range(NPUS):
+            for name in (f"npu{i}", f"npu{i}p0", f"npu{i}p1"):
+                (nodes / name).touch()
+        self._link()
+
+    def arguments(self) -> Sequence[str]:
+        roots = (f"--sysfs-root={self._machine}/sys", f"--dev-root={self._machine}/dev")
+        return (*roots, f"--driver-name={self.driver}", "--backend=acme")
+
+    def environment(self) -> Mapping[str, str]:
+        return {}
+
+    def boot(self, chance: random.Random) -> None:
+        self._shift += chance.randrange(1, NPUS)
+        self._link()
+
+    def swap(self) -> None:
+        self._shift += 1
+        self._link()
+
+    def mistake(self, device: Mapping[str, Any], nodes: set[str], spec: Mapping[str, Any]) -> str:
+        partition = device.get("partition", {})
+        now = self._names()[_function(partition.get("gpu", device["device"]))]
+        # A half comes without the node by which a container would have all of the NPU.
+        wanted = f"/dev/acme/{now}p{partition['start']}" if partition else f"/dev/acme/{now}"
+        if nodes != {wanted}:
+            return f"{device['device']}: {sorted(nodes)}, not {wanted}"
+        edits = (spec.get("containerEdits", {}), *(d["containerEdits"] for d in spec["devices"]))
+        seen = {v for e in edits for v in e.get("env", ()) if v.startswith(f"{VARIABLE}=")}
+        limits = {_watts(d) for d in [device] if "effect" in d}
+        if not {f"{VARIABLE}={watts}" for watts in limits} <= seen:
+            return f"{device['device']}: {sorted(seen)}, and its limit is {sorted(limits)}"
+        return ""
+
+    def differences(self, records: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        held: dict[str, tuple[str, int]] = {}
+        parts: dict[str, set[str]] = {}
+        for uid, record in records.items():
+            for device in record["devices"]:
+                partition = device.get("partition")
+                name = _function(partition["gpu"] if partition else device["device"])
+                if partition:
+                    parts.setdefault(name, set()).add(str(partition["start"]))
+                if "effect" in device:
+                    held[name] = (uid, _watts(device))
+        for npu in sorted((self._machine / "hardware").iterdir()):
+            name = (npu / "device").readlink().name
+            yield from _of_npu(npu, *held.get(name, ("", LIMIT)), parts.get(name, set()))
+
+    def close(self) -> None:
+        pass
+
+    def _names(self) -> dict[str, str]:
+        """Return the name of each NPU by its PCI address."""
+        return {(path / "device").readlink().name: path.name for path in self._class.iterdir()}
+
+    def _link(self) -> None:
+        self._trees += 1
+        tree = self._machine / f"names-{self._trees}"
+        tree.mkdir()
+        for i in range(NPUS):
+            (tree / f"npu{(i + self._shift) % NPUS}").symlink_to(self._machine / "hardware" / f"npu{i}")
+        aside = self._class.with_name("acme.new")
+        aside.symlink_to(tree)
+        aside.rename(self._class)
+
+
+def _function(name: str) -> str:
+    """Return the PCI address of an NPU by its name."""
+    _, domain, bus, slot, function = name.split("-")
+    return f"{domain}:{bus}:{slot}.{function}"
+
+
+def _watts(device: Mapping[str, Any]) -> int:
+    watts: int = json.loads(device["effect"]["settings"])["watts"]
+    return watts
+
+
+def _of_npu(npu: Path, uid: str, watts: int, parts: set[str]) -> Iterator[tuple[str, str]]:
+    """Yield what is otherwise than one claim's limit (none: as it was) and these partitions."""
+    job = npu / "job"
+    found = (job.read_text().strip() if job.exists() else "", (npu / "power_limit").read_text().strip())
+    if found != (uid, str(watts)):
+        kind = "half-prepared claims" if uid else "leaked settings"
+        yield kind, f"{npu.name}: job and power limit {found}, not {(uid, watts)}"
+    folder = npu / "partitions"
+    made = {p.name for p in folder.iterdir()} if folder.is_dir() else set()
+    if made - parts:
+        yield "leaked instances", f"{npu.name}: {sorted(made - parts)}"
+    whole = {name for name in made if (folder / name / "uuid").exists()}
+    if parts - whole:
+        yield "half-prepared claims", f"{npu.name}: no instances {sorted(parts - whole)}"
