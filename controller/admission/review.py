@@ -20,8 +20,8 @@ from typing import Final
 import msgspec
 
 from dra_driver.api import names
-from dra_driver.api.own.kinds import BackendParameters, decode_kind, identity_of, is_of_others
-from dra_driver.api.own.parameters import KernelDriver, decode_parameters
+from dra_driver.api.own.checking import Kinds, check_parameters
+from dra_driver.api.own.parameters import KernelDriver, Parameters
 from dra_driver.api.server.admission import (
     AdmissionCause,
     AdmissionDetails,
@@ -60,7 +60,7 @@ _BY_CLASS: Final = (
 )
 
 
-_NO_KINDS: Final[Mapping[tuple[str, str], type[BackendParameters]]] = MappingProxyType({})
+_NO_KINDS: Final[Kinds] = MappingProxyType({})
 
 
 class _Opaque(msgspec.Struct):
@@ -188,7 +188,7 @@ def judge(
     request: AdmissionRequest,
     drivers: Collection[str],
     *,
-    kinds: Mapping[tuple[str, str], type[BackendParameters]] = _NO_KINDS,
+    kinds: Kinds = _NO_KINDS,
     others: Collection[str] = (),
 ) -> Judgement:
     """Judge whether opaque parameters for our drivers, and what makes a group, are right in an object.
@@ -221,25 +221,26 @@ def judge(
         if opaque.driver not in drivers or (opaque.driver, bytes(opaque.parameters)) in before:
             continue
         field = f"{path}.opaque.parameters"
-        identity = identity_of(opaque.parameters)
-        if opaque.driver in others and identity not in kinds and is_of_others(identity):
-            warnings.append(f"{field}: not checked here: this controller does not know the kind")
-            continue
         try:
-            if identity is not None and identity in kinds:
-                decode_kind(kinds[identity], opaque.parameters)
-                continue
-            parameters = decode_parameters(opaque.parameters, opaque.driver, kinds)
+            parameters = check_parameters(
+                opaque.parameters, opaque.driver, kinds, may_lack_kinds=opaque.driver in others
+            )
         except InvalidParameters as e:
             causes += _causes(field, e)
             continue
-        if parameters.driver is not KernelDriver.DEFAULT and request.kind.kind != "DeviceClass":
+        if parameters is None:
+            warnings.append(f"{field}: not checked here: this controller does not know the kind")
+        elif isinstance(parameters, Parameters) and _needs_class(parameters, request.kind):
             warnings.append(f"{field}: {_BY_CLASS}")
     if not causes:
         # One is enough, and warnings of an object have a limit together.
         allowed = AdmissionResponse(uid=request.uid, allowed=True, warnings=tuple(warnings[:1]))
         return Judgement(allowed, "allowed")
     return Judgement(_refusal(request, causes), "refused")
+
+
+def _needs_class(parameters: Parameters, kind: GroupVersionKind) -> bool:
+    return parameters.driver is not KernelDriver.DEFAULT and kind.kind != "DeviceClass"
 
 
 def _group(request: AdmissionRequest) -> list[AdmissionCause]:

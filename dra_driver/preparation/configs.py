@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from dra_driver.api.own.kinds import OtherParameters, identity_of
+from dra_driver.api.own.kinds import OtherParameters
+from dra_driver.api.own.opaque import identity_of
 from dra_driver.api.own.parameters import DeviceType, Parameters, decode_parameters
 from dra_driver.api.resource import DeviceAllocationConfiguration
 from dra_driver.errors import InvalidParameters

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
-from dra_driver.api.own.kinds import BackendParameters, decode_kind, identity_of, kinds_by_name
+from dra_driver.api.own.kinds import BackendParameters, decode_kind, kinds_by_name
+from dra_driver.api.own.opaque import identity_of
 from dra_driver.cdi import ContainerEdits
 from dra_driver.errors import ConfigurationError, PrepareError
 from dra_driver.hardware import DevicePlan, DeviceUse, DeviceWork

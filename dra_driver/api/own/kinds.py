@@ -13,20 +13,16 @@ from typing import Any, ClassVar, Final, TypeVar
 
 import msgspec
 
+from dra_driver.api.own.opaque import read_object, shown_name
 from dra_driver.errors import ConfigurationError, InvalidParameters
 
 __all__ = [
-    "MAX_BYTES",
     "BackendParameters",
     "OtherParameters",
     "decode_kind",
-    "identity_of",
     "is_of_others",
     "kinds_by_name",
 ]
-
-# resource.k8s.io/v1 stores no more in one ``opaque.parameters``.
-MAX_BYTES: Final = 10 * 1024
 
 _P = TypeVar("_P", bound="BackendParameters")
 
@@ -34,7 +30,6 @@ _API_VERSION: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/v[a-z0-9
 _KIND: Final = re.compile(r"[A-Z][A-Za-z0-9]{0,62}")
 _OURS: Final = ("dra-driver.dev/", "resource.nvidia.com/")
 _MAX_FINDINGS: Final = 32
-_SHOWN: Final = 60
 _FINDING: Final = 300
 _IDENTITY: Final = ("apiVersion", "kind")
 
@@ -100,21 +95,6 @@ def kinds_by_name(kinds: Iterable[object]) -> dict[tuple[str, str], type[Backend
     return found
 
 
-def identity_of(data: bytes | msgspec.Raw) -> tuple[str, str] | None:
-    """Return ``apiVersion`` and ``kind`` of parameters; None where they cannot be read."""
-    raw = bytes(data)
-    if len(raw) > MAX_BYTES:
-        return None
-    try:
-        value = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    if not isinstance(value, dict):
-        return None
-    version, kind = (value.get(name) for name in _IDENTITY)
-    return (version, kind) if isinstance(version, str) and isinstance(kind, str) else None
-
-
 def is_of_others(identity: tuple[str, str] | None) -> bool:
     """Return whether a kind is of a group that is not this project's own, nor one that it understands."""
     return identity is not None and not identity[0].startswith(_OURS)
@@ -126,15 +106,7 @@ def decode_kind(kind: type[_P], data: bytes | msgspec.Raw) -> _P:
     Raises:
         InvalidParameters: every finding, with the path of its field.
     """
-    raw = bytes(data)
-    if len(raw) > MAX_BYTES:
-        raise InvalidParameters(f"{len(raw)} bytes of parameters: at most {MAX_BYTES} are read")
-    try:
-        value = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-        raise InvalidParameters(f"not JSON: {e}") from e
-    if not isinstance(value, dict):
-        raise InvalidParameters("expected an object with apiVersion and kind")
+    value = read_object(data)
     name = kind.identity()[1]
     fields = {key: v for key, v in value.items() if key not in _IDENTITY}
     findings = _findings(kind, fields)
@@ -151,7 +123,7 @@ def decode_kind(kind: type[_P], data: bytes | msgspec.Raw) -> _P:
 
 def _findings(kind: type[BackendParameters], fields: Mapping[str, Any]) -> list[str]:
     known = {f.encode_name: f for f in msgspec.structs.fields(kind)}
-    findings = [f"{_shown(name)}: unknown field" for name in fields if name not in known]
+    findings = [f"{shown_name(name)}: unknown field" for name in fields if name not in known]
     for name, field in known.items():
         if name not in fields:
             if field.required:
@@ -172,10 +144,3 @@ def _message(error: msgspec.ValidationError, field: str) -> str:
     path = field + place.removeprefix("$").removesuffix("`")
     text = text.replace("`", "")
     return f"{path.removeprefix('.')}: {text[:1].lower()}{text[1:]}" if path else text
-
-
-def _shown(name: str) -> str:
-    if name.isidentifier() and len(name) <= _SHOWN:
-        return name
-    text = repr(name)
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"

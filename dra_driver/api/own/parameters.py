@@ -19,13 +19,12 @@ import msgspec
 
 from dra_driver.api.names import NVIDIA_DRIVER_NAME
 from dra_driver.api.own.inventory import API_VERSION
-from dra_driver.api.own.kinds import MAX_BYTES
+from dra_driver.api.own.opaque import read_object, shown, shown_name
 from dra_driver.api.quantity import Quantity
 from dra_driver.errors import InvalidParameters, InvalidQuantity
 
 __all__ = [
     "DEFAULT_SHARE",
-    "MAX_BYTES",
     "MIN_MEMORY_LIMIT",
     "NVIDIA_API_VERSION",
     "Capability",
@@ -44,7 +43,6 @@ NVIDIA_API_VERSION: Final = "resource.nvidia.com/v1beta1"
 MIN_MEMORY_LIMIT: Final = 1 << 20
 _MAX_MEMORY_LIMIT: Final = 1 << 50
 _MAX_ENTRIES: Final = 64
-_SHOWN: Final = 60
 _CAPABILITIES: Final = "driverCapabilities"
 
 _E = TypeVar("_E", bound=enum.Enum)
@@ -158,7 +156,7 @@ def decode_parameters(
     """Read the JSON of ``opaque.parameters``.
 
     Args:
-        data: at most ``MAX_BYTES`` bytes of JSON.
+        data: at most ``opaque.MAX_BYTES`` bytes of JSON.
         driver: the name under which we run; NVIDIA's kinds are understood under NVIDIA's name only.
         others: ``apiVersion`` and ``kind`` of what else is understood, for the message about a kind that
             is not.
@@ -166,22 +164,14 @@ def decode_parameters(
     Raises:
         InvalidParameters: every finding, with the path of its field.
     """
-    raw = bytes(data)
-    if len(raw) > MAX_BYTES:
-        raise InvalidParameters(f"{len(raw)} bytes of parameters: at most {MAX_BYTES} are read")
-    try:
-        value = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
-        raise InvalidParameters(f"not JSON: {e}") from e
-    if not isinstance(value, dict):
-        raise InvalidParameters(f"expected an object with apiVersion and kind, got {_show(value)}")
+    value = read_object(data)
     kinds = {**_OWN, **(_NVIDIA if driver == NVIDIA_DRIVER_NAME else {})}
     identity = (value.pop("apiVersion", None), value.pop("kind", None))
     reader = kinds.get(identity) if all(isinstance(part, str) for part in identity) else None
     if reader is None:
         known = ", ".join(f"{version} {kind}" for version, kind in (*kinds, *others))
         raise InvalidParameters(
-            f"apiVersion {_show(identity[0])}, kind {_show(identity[1])}: unknown; {driver} knows {known}"
+            f"apiVersion {shown(identity[0])}, kind {shown(identity[1])}: unknown; {driver} knows {known}"
         )
     fields = _Fields(value, "")
     parameters = reader(fields)
@@ -219,7 +209,7 @@ class _Fields:
         """Read an object; empty where absent."""
         value = self._raw.pop(name, None)
         if value is not None and not isinstance(value, dict):
-            self.note(name, f"expected an object, got {_show(value)}")
+            self.note(name, f"expected an object, got {shown(value)}")
             value = None
         return _Fields(value or {}, self._at(name), self.findings)
 
@@ -232,7 +222,7 @@ class _Fields:
         for option in options:
             if option.value == value:
                 return option
-        self.note(name, f"expected {', '.join(str(o.value) for o in options)}; got {_show(value)}")
+        self.note(name, f"expected {', '.join(str(o.value) for o in options)}; got {shown(value)}")
         return default
 
     def capabilities(self, name: str) -> tuple[str, ...] | None:
@@ -242,7 +232,7 @@ class _Fields:
             return None
         known = {c.value: c for c in Capability}
         if not isinstance(value, list) or any(not isinstance(v, str) or v not in known for v in value):
-            self.note(name, f"expected a list of {', '.join(known)}; got {_show(value)}")
+            self.note(name, f"expected a list of {', '.join(known)}; got {shown(value)}")
             return None
         asked = {known[v] for v in value}
         if Capability.ALL in asked:
@@ -253,7 +243,7 @@ class _Fields:
         """Read a truth value."""
         value = self._raw.pop(name, None)
         if value is not None and not isinstance(value, bool):
-            self.note(name, f"expected true or false, got {_show(value)}")
+            self.note(name, f"expected true or false, got {shown(value)}")
             return default
         return default if value is None else value
 
@@ -263,7 +253,7 @@ class _Fields:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            self.note(name, f"expected a whole number from {low} to {high}, got {_show(value)}")
+            self.note(name, f"expected a whole number from {low} to {high}, got {shown(value)}")
             return None
         return value
 
@@ -290,24 +280,18 @@ class _Fields:
             return None
         try:
             if isinstance(value, bool) or not isinstance(value, str | int):
-                raise InvalidQuantity(_show(value))
+                raise InvalidQuantity(shown(value))
             amount = Quantity.parse(str(value)).value()
         except InvalidQuantity:
-            self.note(name, f"expected a quantity such as 8Gi, got {_show(value)}")
+            self.note(name, f"expected a quantity such as 8Gi, got {shown(value)}")
             return None
         if not MIN_MEMORY_LIMIT <= amount <= _MAX_MEMORY_LIMIT:
-            self.note(name, f"expected from 1Mi to 1Pi, got {_show(value)}")
+            self.note(name, f"expected from 1Mi to 1Pi, got {shown(value)}")
             return None
         return amount
 
     def _at(self, name: str) -> str:
-        shown = name if name.isidentifier() and len(name) <= _SHOWN else _show(name)
-        return f"{self._path}.{shown}" if self._path else shown
-
-
-def _show(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+        return f"{self._path}.{shown_name(name)}" if self._path else shown_name(name)
 
 
 # --- our kinds ----------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dra_driver.api.names import DEFAULT_DRIVER_NAME, NVIDIA_DRIVER_NAME
+from dra_driver.api.own.opaque import MAX_BYTES
 from dra_driver.api.own.parameters import (
-    MAX_BYTES,
     DeviceType,
     IommuBackend,
     KernelDriver,
