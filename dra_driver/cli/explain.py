@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from controller.allocate.state.taint_rules import served_rules
 from dra_driver.api.core import NODES, PODS, Pod
 from dra_driver.api.meta import Resource
 from dra_driver.api.names import SYSTEM_NAMESPACE
+from dra_driver.api.own.checking import Kinds
 from dra_driver.api.resource import (
     DEVICE_CLASSES,
     RESOURCE_CLAIM_TEMPLATES,
@@ -52,8 +54,10 @@ _EPILOG = """examples:
   dra-driver explain claim/gpu -o wide    a row for each device
   dra-driver explain -f slices.yaml -f claim.yaml    manifests, without a cluster
 
-exit status: 0 all fit or are allocated, 1 one does not, 2 the input is wrong, 3 no cluster can be read
+exit status: 0 all fit or are allocated, 1 one does not, or its opaque parameters are wrong,
+2 the input is wrong, 3 no cluster can be read
 
+Parameters of a third party's driver are checked where its package is installed beside this command.
 Nothing is written. The taint by which the controller keeps kube-scheduler off its devices excludes
 nothing, in a cluster and in manifests."""
 
@@ -95,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command.
 
     Returns:
-        0 if all claims fit or are allocated, 1 if one does not.
+        0 if all claims fit or are allocated, 1 if one does not or has wrong parameters.
     """
     targets = [parse_target(text) for text in args.target]
     if not args.file:
@@ -127,7 +131,16 @@ def _asked(
         policy=NodePolicy(args.node_policy),
         all_drivers=args.all_drivers,
         lending=lending,
+        kinds=_installed_kinds,
     )
+
+
+@functools.cache
+def _installed_kinds() -> Kinds:
+    # The webhook's package costs time at each start, and most claims have no parameters.
+    from controller.admission.installed_kinds import installed_kinds
+
+    return installed_kinds()
 
 
 async def _live(args: argparse.Namespace, targets: Sequence[Target]) -> int:
@@ -212,6 +225,7 @@ def explained(
     policy: NodePolicy = NodePolicy.PACK,
     all_drivers: bool = False,
     lending: LendingShown | None = None,
+    kinds: Callable[[], Kinds] = dict,
 ) -> Explained:
     """Return why claims can be allocated or not.
 
@@ -224,14 +238,15 @@ def explained(
         policy: which of several nodes that are equally good.
         all_drivers: whether devices of drivers that a claim is not about are counted.
         lending: what the controller says of devices that are lent; if None, that is not known.
+        kinds: looks for the kinds of opaque parameters that installed packages bring.
 
     Raises:
         InvalidInput: something that is named is not there.
     """
     pods = _pods(manifests, [t for t in targets if t.kind != CLAIM], namespace)
     chosen = _claims(manifests, targets, claims, pods, namespace)
-    found = answers(manifests, chosen, policy=policy, all_drivers=all_drivers)
-    fits = all(a.fits for a in found)
+    found = answers(manifests, chosen, policy=policy, all_drivers=all_drivers, kinds=kinds)
+    fits = all(a.fits and not a.parameters.wrong for a in found)
     if output in ("json", "yaml"):
         data: dict[str, Any] = {"fits": fits, "claims": [answer_data(a) for a in found]}
         if pods:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from dra_driver.api import codec
 from dra_driver.api.core import Pod
 from dra_driver.api.names import TOPOLOGY_ANNOTATION
+from dra_driver.api.own.checking import Kinds
 from dra_driver.api.resource import Device, ResourceClaim
 from dra_driver.cli.allocator.manifests import Manifests, plain_outcome
 from dra_driver.cli.display.report import Block, Cell, Line, Report, Table
+from dra_driver.cli.explaining.parameters import NOTHING, ParameterFindings, parameter_findings
 from dra_driver.ownership import is_controller_taint
 from dra_driver.resourceclaim import for_scheduler, held_by
 from dra_driver.structured import (
@@ -40,12 +42,14 @@ class Answer:
     Attributes:
         pods: those that use it.
         folded: why it does not fit; None if it does, or if that cannot be said.
+        parameters: what is wrong with its opaque parameters.
     """
 
     claim: ResourceClaim
     outcome: Outcome
     pods: Sequence[Pod] = ()
     folded: Folded | None = None
+    parameters: ParameterFindings = NOTHING
 
     @property
     def fits(self) -> bool:
@@ -64,14 +68,16 @@ def answers(
     *,
     policy: NodePolicy = NodePolicy.PACK,
     all_drivers: bool = False,
+    kinds: Callable[[], Kinds] = dict,
 ) -> list[Answer]:
-    """Ask the allocator about each claim by itself.
+    """Ask the allocator about each claim by itself, and check its parameters.
 
     Args:
         manifests: the cluster.
         claims: some of its claims.
         policy: which of several nodes that are equally good.
         all_drivers: whether devices of drivers that a claim is not about are counted.
+        kinds: looks for the kinds of opaque parameters that installed packages bring.
     """
     snapshot, users = manifests.snapshot(), manifests.users()
     devices = _devices(manifests)
@@ -79,9 +85,10 @@ def answers(
     # Of a Deployment's hundred claims one is asked about, because a refusal takes seconds in a large fleet.
     refused: dict[object, tuple[DoesNotFit, Folded]] = {}
     for claim in claims:
+        parameters = parameter_findings(claim, manifests.classes, kinds)
         same = claim.status.allocation is None and refused.get(_asked(claim))
         if same:
-            found.append(Answer(claim, same[0], users.get(claim.key, ()), same[1]))
+            found.append(Answer(claim, same[0], users.get(claim.key, ()), same[1], parameters))
             continue
         outcome = allocate(snapshot, [claim], ignore_taint=is_controller_taint, policy=policy)
         folded = None
@@ -89,7 +96,7 @@ def answers(
             folded = fold(outcome.reasons, devices, all_drivers=all_drivers)
             if claim.status.allocation is None:
                 refused[_asked(claim)] = outcome, folded
-        found.append(Answer(claim, outcome, users.get(claim.key, ()), folded))
+        found.append(Answer(claim, outcome, users.get(claim.key, ()), folded, parameters))
     return found
 
 
@@ -114,6 +121,10 @@ def answer_data(answer: Answer) -> dict[str, Any]:
         plain["held"] = held
     if other := for_scheduler(answer.pods):
         plain["scheduler"] = other
+    if answer.parameters.wrong:
+        plain["wrongParameters"] = list(answer.parameters.wrong)
+    if answer.parameters.unchecked:
+        plain["uncheckedParameters"] = list(answer.parameters.unchecked)
     if answer.folded is not None:
         plain["reasons"] = [_reason_data(row) for row in answer.folded.reasons]
         plain["hiddenDevices"] = dict(answer.folded.hidden)
@@ -170,7 +181,24 @@ def answer_report(found: Sequence[Answer], *, wide: bool = False, condense: bool
     for answer in rest:
         same.setdefault(_key(answer), []).append(answer)
     paragraphs += [list(_paragraph(alike, wide)) for alike in same.values()]
+    paragraphs += _parameters_report(found)
     return paragraphs
+
+
+def _parameters_report(found: Sequence[Answer]) -> Iterator[list[Block]]:
+    """Yield what is said of parameters; claims that have the same are one paragraph."""
+    same: dict[ParameterFindings, list[Answer]] = {}
+    for answer in found:
+        if answer.parameters != NOTHING:
+            same.setdefault(answer.parameters, []).append(answer)
+    for parameters, alike in same.items():
+        who = _who(alike)
+        block: list[Block] = []
+        if parameters.wrong:
+            block.append(Line(f"{who}: the parameters are wrong, so the node refuses to prepare:", "bad"))
+            block += [Line(f"  {finding}", "bad") for finding in parameters.wrong]
+        block += [Line(f"{who}: {note}", "quiet") for note in parameters.unchecked]
+        yield block
 
 
 def _key(answer: Answer) -> object:
@@ -187,10 +215,14 @@ def _places(outcome: Outcome) -> tuple[str, str]:
     return outcome.node or "-", ", ".join(r.device for r in outcome.results[0].devices.results)
 
 
+def _who(alike: Sequence[Answer]) -> str:
+    names = [str(a.claim.key) for a in alike]
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+
+
 def _paragraph(alike: Sequence[Answer], wide: bool) -> Iterator[Block]:
     answer = alike[0]
-    names = [str(a.claim.key) for a in alike]
-    who = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+    who = _who(alike)
     if held := held_by(answer.pods):
         yield Line(f"{who}: its pods are {held}; the controller ignores them until then", "warning")
     if other := for_scheduler(answer.pods):
