@@ -1,14 +1,18 @@
-"""A folder as a reader of the documentation has it."""
+"""A folder and a cluster as a reader of the documentation has them."""
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from paths import PROJECT
 
-__all__ = ["reader_folder", "requires_kubectl"]
+__all__ = ["kept_demo", "reader_folder", "requires_kubectl"]
 
 
 def reader_folder(folder: Path, programs: Path) -> Path:
@@ -23,6 +27,34 @@ def reader_folder(folder: Path, programs: Path) -> Path:
     (folder / ".venv").mkdir()
     (folder / ".venv" / "bin").symlink_to(programs)
     return folder
+
+
+@contextlib.contextmanager
+def kept_demo(programs: Path, kubeconfig: Path, *flags: str) -> Iterator[None]:
+    """Run the demo and keep its cluster.
+
+    Args:
+        programs: of the virtual environment.
+        kubeconfig: is written for it.
+        flags: of ``dra-driver demo``.
+    """
+    demo = [str(programs / "dra-driver"), "demo", *flags, "--keep", "--kubeconfig", str(kubeconfig)]
+    with subprocess.Popen(demo, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            assert process.stdout is not None
+            shown = []
+            for line in process.stdout:
+                shown.append(line)
+                if "The cluster stays until" in line:
+                    break
+            else:
+                pytest.fail("".join(shown))
+            yield
+        finally:
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=120)
+            process.kill()
 
 
 def requires_kubectl() -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -15,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from documented_commands import Block, Command, blocks, commands
-from documented_reader import reader_folder, requires_kubectl
+from documented_reader import kept_demo, reader_folder, requires_kubectl
 from paths import PROJECT
 
 pytestmark = [pytest.mark.sim, pytest.mark.long]
@@ -54,24 +52,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     kubeconfig = folder / "kubeconfig"
     environment = {**os.environ, "KUBECONFIG": str(kubeconfig), "PATH": f"{PROGRAMS}:{os.environ['PATH']}"}
     made = Place(folder, environment)
-    demo = [str(PROGRAMS / "dra-driver"), "demo", "--nodes", "1", "--keep", "--kubeconfig", str(kubeconfig)]
-    with subprocess.Popen(demo, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        try:
-            assert process.stdout is not None
-            shown = []
-            for line in process.stdout:
-                shown.append(line)
-                if "The cluster stays until" in line:
-                    break
-            else:
-                pytest.fail("".join(shown))
-            prepare(made)
-            yield made
-        finally:
-            process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.communicate(timeout=120)
-            process.kill()
+    with kept_demo(PROGRAMS, kubeconfig, "--nodes", "1"):
+        prepare(made)
+        yield made
 
 
 def prepare(place: Place) -> None:

@@ -6,10 +6,8 @@ stands for anything on a line, and the width of gaps does not count.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -19,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from documented_commands import SCRIPTS, Block, fences
-from documented_reader import reader_folder, requires_kubectl
+from documented_reader import kept_demo, reader_folder, requires_kubectl
 from paths import PROJECT
 
 pytestmark = [pytest.mark.sim, pytest.mark.long]
@@ -90,23 +88,8 @@ def follow(page: str, folder: Path, environment: dict[str, str]) -> None:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     requires_kubectl()
     kubeconfig = tmp_path_factory.mktemp("cluster") / "kubeconfig"
-    demo = [str(PROGRAMS / "dra-driver"), "demo", "--keep", "--kubeconfig", str(kubeconfig)]
-    with subprocess.Popen(demo, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        try:
-            assert process.stdout is not None
-            shown = []
-            for line in process.stdout:
-                shown.append(line)
-                if "The cluster stays until" in line:
-                    break
-            else:
-                pytest.fail("".join(shown))
-            yield kubeconfig
-        finally:
-            process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.communicate(timeout=120)
-            process.kill()
+    with kept_demo(PROGRAMS, kubeconfig):
+        yield kubeconfig
 
 
 @pytest.mark.parametrize("page", ON_THE_CLUSTER)
