@@ -3,47 +3,35 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from controller.allocate.decide.earlier_users import EarlierUsers, kept_others_back
+from controller.allocate.decide.earlier_users import EarlierUsers
 from controller.allocate.decide.groups.gangs import Gangs
 from controller.allocate.decide.groups.group_members import Gang, GroupProblem
 from controller.allocate.decide.heavy import HeavyQuestions
-from controller.allocate.decide.learned import GroupHeld, Learned, NamespaceStruck, QuestionHeavy
+from controller.allocate.decide.intake import Intake
+from controller.allocate.decide.learned import Learned
 from controller.allocate.decide.lending import LoanTerms
 from controller.allocate.decide.memory import Memory
 from controller.allocate.decide.messages import (
     Change,
-    ClaimAssumed,
-    ClaimGone,
-    ClaimSeen,
     Decision,
-    DecisionOverran,
-    DevicesSetAside,
     GroupMembers,
     Hard,
     Lane,
-    NodeTurnedDown,
-    ObjectGone,
-    ObjectSeen,
     PodAnswer,
-    PodExpected,
-    PodGroupsUnknown,
     PodID,
     PodQuestion,
-    PoolChanged,
     Refuse,
     SetAside,
     Settings,
-    VolumesKnown,
     Wait,
-    Watched,
 )
-from controller.allocate.decide.nodes.node_backoff import NodeBackoff, changed_node
+from controller.allocate.decide.nodes.node_backoff import NodeBackoff
 from controller.allocate.decide.nodes.node_usage import NodeUsage
-from controller.allocate.decide.nodes.placement import Placements, same_for_pods
-from controller.allocate.decide.nodes.reports import has_node, suitable_nodes
+from controller.allocate.decide.nodes.placement import Placements
+from controller.allocate.decide.nodes.reports import suitable_nodes
 from controller.allocate.decide.questions import NoFit
 from controller.allocate.decide.refusals import Refusals
 from controller.allocate.decide.set_aside import NOTE, SetAsideDevices
@@ -56,21 +44,16 @@ from controller.allocate.decide.state.objects import (
     GroupKey,
     Objects,
     claims_of,
-    group_of_claim,
     groups_by,
-    is_finished,
     pod_group_of,
 )
 from controller.allocate.decide.state.pod_groups import PodGroupView
 from controller.allocate.decide.suppositions import Suppositions
 from controller.allocate.decide.view import StateView, view_of
-from dra_driver.api.core import Node, Pod
+from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey
-from dra_driver.api.own.inventory import DeviceInventory
-from dra_driver.api.resource import DeviceClass, ResourceClaim
-from dra_driver.api.scheduling import PodGroup
+from dra_driver.api.resource import ResourceClaim
 from dra_driver.fleet import ShapeCount
-from dra_driver.nodefit.volumes import STORAGE_KINDS
 from dra_driver.structured import Budget
 
 __all__ = ["Decisions"]
@@ -90,96 +73,70 @@ class Decisions:
     def __init__(self, settings: Settings, work: Callable[[], float]) -> None:
         self._settings = settings
         self._work = work
-        self._version = 0
-        # Counts what may have changed for the better.
-        self._improvements = 0
-        self._groups_of = groups_by(settings.group_labels)
-        self._pods: Objects[Pod] = Objects({CLAIM_INDEX: claims_of, GROUP_INDEX: self._groups_of})
-        self._pod_groups = PodGroupView()
+        groups_of = groups_by(settings.group_labels)
+        self._pods: Objects[Pod] = Objects({CLAIM_INDEX: claims_of, GROUP_INDEX: groups_of})
+        pod_groups = PodGroupView()
         self._claims = ClaimView()
         self._cluster = ClusterState(settings.drivers)
-        self._usage = NodeUsage()
-        self._placements = Placements(self._cluster.nodes, self._usage)
+        usage = NodeUsage()
+        self._placements = Placements(self._cluster.nodes, usage)
         self._backoff = NodeBackoff(
             settings.avoid_seconds, settings.longest_avoid_seconds, settings.rest_seconds
         )
         self._heavy = HeavyQuestions(work)
-        self._set_aside = SetAsideDevices()
+        set_aside = SetAsideDevices()
         self._decider = PodDecider(settings, self._cluster, self._claims, self._pods, self._placements)
         self._earlier = EarlierUsers(
             self._pods,
             self._claims,
             self._placements,
             self._avoided,
-            self._groups_of,
-            self._pod_groups.is_gang,
+            groups_of,
+            pod_groups.is_gang,
         )
         self._gangs = Gangs(
             settings,
             self._pods,
             self._claims,
             self._decider,
-            self._usage,
+            usage,
             self._avoided,
             self._earlier,
-            self._pod_groups.find,
+            pod_groups.find,
         )
         self._refusals = Refusals(self._pods, self._claims, self._decider)
         self._memory = Memory(self._heavy, self._gangs, self._claims)
         self._supposed = Suppositions(
             self._pods,
             self._claims,
-            self._usage,
+            usage,
             self._decider,
             self._gangs,
-            self._set_aside,
+            set_aside,
             self._avoided,
+        )
+        self._intake = Intake(
+            pods=self._pods,
+            pod_groups=pod_groups,
+            claims=self._claims,
+            cluster=self._cluster,
+            usage=usage,
+            placements=self._placements,
+            backoff=self._backoff,
+            heavy=self._heavy,
+            set_aside=set_aside,
+            decider=self._decider,
+            gangs=self._gangs,
+            memory=self._memory,
+            group_of=self._group_of,
+            groups_of=groups_of,
         )
 
     # --- changes --------------------------------------------------------------------------------------------
 
     def apply(self, change: Change) -> None:
         """Take in a change."""
-        self._version += 1
-        match change:
-            case ObjectSeen(item):
-                self._object_seen(item)
-            case ObjectGone(kind, key):
-                self._object_gone(kind, key)
-            case ClaimSeen(claim):
-                self._improved(self._claims.put(claim))
-            case ClaimGone(key, uid):
-                self._improved(self._claims.remove(key, uid))
-            case ClaimAssumed(key, uid, allocation):
-                self._improved(self._claims.assume(key, uid, allocation))
-            case PoolChanged(pool, blocked, policy, lent):
-                if lent == self._cluster.lent(pool):  # else it says nothing new of the node
-                    self._backoff.reset(pool.pool)
-                self._cluster.set_lent(pool, lent)
-                self._claims.set_lent(pool, lent)
-                self._decider.set_pool(pool, blocked=blocked, policy=policy)
-                self._improved(True)
-            case PodExpected(pod_id, node_name):
-                self._pod_expected(pod_id, node_name)
-            case NodeTurnedDown(uid, node_name, at):
-                self._backoff.add(uid, node_name, at)
-            case DecisionOverran(pod_key, at):
-                self._heavy.overran(pod_key.namespace, self._key_of(pod_key), at)
-            case QuestionHeavy() | NamespaceStruck() | GroupHeld():
-                self._memory.restore(change, self._key_of)
-            case DevicesSetAside():
-                self._set_aside.put(change)
-                self._improved(True)
-            case VolumesKnown(known):
-                self._placements.know_volumes(known)
-                self._improved(True)
-            case PodGroupsUnknown(reason):
-                self._pod_groups.unknown = reason
-                self._improved(True)
-
-    def _key_of(self, key: ObjectKey) -> Hashable | None:
-        pod = self._pods.get(key)
-        return None if pod is None else self._memory.key(pod, self._group_of(pod))
+        self._intake.apply(change)
 
     def _group_of(self, pod: Pod) -> Gang | GroupProblem | None:
         """Return the group of a pod as far as it concerns us.
@@ -193,99 +150,9 @@ class Decisions:
                 return None
         return group
 
-    def _improved(self, perhaps: bool) -> None:
-        self._improvements += perhaps
-
-    def _object_seen(self, item: Watched) -> None:
-        if isinstance(item, Pod):
-            self._pod_seen(item)
-        elif isinstance(item, Node):
-            self._node_seen(item)
-        elif isinstance(item, PodGroup):
-            self._pod_groups.objects.put(item)
-            self._improved(True)
-        elif isinstance(item, STORAGE_KINDS):
-            self._placements.storage_seen(item)
-            self._improved(True)
-        else:
-            self._cluster.put(item)
-            if isinstance(item, DeviceClass):
-                self._placements.class_changed(item.metadata.name, item)
-            self._improved(not isinstance(item, DeviceInventory))
-
-    def _pod_seen(self, pod: Pod) -> None:
-        old = self._pods.put(pod)
-        before = self._usage.neighbours.version
-        self._usage.seen(pod)
-        self._improved(self._usage.neighbours.version != before)
-        self._backoff.seen(pod)
-        if old is None:
-            return
-        ends = is_finished(pod) and not is_finished(old)
-        nominated = bool(pod.status.nominated_node_name or pod.spec.node_name)
-        freed = changed_node(old, pod)
-        left = (bool(old.status.nominated_node_name) and not nominated) or kept_others_back(old, pod)
-        self._improved(ends or left or bool(freed))
-        self._backoff.reset(freed)
-        if has_node(old, pod):
-            self._backoff.has_node(pod.metadata.uid)
-        if ends or (pod.metadata.deletion_timestamp and not old.metadata.deletion_timestamp):
-            self._forget_groups(pod)
-
-    def _node_seen(self, node: Node) -> None:
-        old = self._cluster.nodes.get(node.key)
-        self._cluster.put(node)
-        self._backoff.reset(changed_node(old, node))
-        if old is None or not same_for_pods(old, node):
-            self._placements.changed(node.metadata.name)
-            self._improved(True)
-
-    def _object_gone(self, kind: type[Watched], key: ObjectKey) -> None:
-        if kind is Pod:
-            pod = self._pods.remove(key)
-            if pod is not None:
-                self._usage.gone(pod)
-                self._backoff.forget(pod.metadata.uid)
-                self._forget_groups(pod)
-                # It had room on its node, or others that share its claims waited for it.
-                has_room = pod.spec.node_name or pod.status.nominated_node_name
-                self._improved(bool(has_room) or not pod.spec.scheduling_gates)
-                self._backoff.reset(changed_node(pod, None))
-            return
-        if kind is PodGroup:
-            self._pod_groups.objects.remove(key)
-            self._improved(True)
-            return
-        if kind in STORAGE_KINDS:
-            self._placements.storage_gone(kind, key)
-            self._improved(True)
-            return
-        self._cluster.remove(kind, key.name)
-        if kind is Node:
-            self._placements.changed(key.name)
-            self._backoff.node_gone(key.name)
-        elif kind is DeviceClass:
-            self._placements.class_changed(key.name, None)
-        self._improved(kind is not DeviceInventory)
-
     def groups_of(self, pod: Pod) -> Collection[GroupKey]:
         """Return the groups of a pod that are allocated as a whole."""
         return self._earlier.groups_of(pod)
-
-    def _forget_groups(self, pod: Pod) -> None:
-        claims = (self._claims.get(key) for key in claims_of(pod))
-        of_claims = (key for c in claims if c is not None for key in group_of_claim(c))
-        self._gangs.forget({*self._groups_of(pod), *of_claims}, pod)
-
-    def _pod_expected(self, pod_id: PodID, node: str | None) -> None:
-        pod = self._pods.get(pod_id.key)
-        if pod is None or pod.metadata.uid != pod_id.uid:
-            return
-        if node is None:
-            self._usage.gone(pod)
-            self._usage.seen(pod)
-        elif not pod.spec.node_name and not is_finished(pod):
-            self._usage.place(pod, node)
 
     def refresh(self) -> None:
         """Work into the state what has been taken in, which else the next question does."""
@@ -335,35 +202,37 @@ class Decisions:
         """Return an answer that takes no work; None where there is none."""
         now, pod = question.now, self._pod(question.pod)
         if pod is None:
-            return PodAnswer(self._version, Wait("the pod does not exist"))
+            return PodAnswer(self._intake.version, Wait("the pod does not exist"))
         group = self._group_of(pod)
         if isinstance(group, GroupProblem):
             held = self._gangs.in_disorder(pod, group, now)
             decision = held if isinstance(held, Wait) else self._refusals.of_problem(pod, group, held)
-            return self._complete(PodAnswer(self._version, decision, GroupMembers(*group.key)), pod, now)
+            return self._complete(
+                PodAnswer(self._intake.version, decision, GroupMembers(*group.key)), pod, now
+            )
         if question.set_aside:
             return None
         # Without its members: each of them is told of them once, when the answer is worked out.
         members = None
         if group is not None:
             members = GroupMembers(*group.key, group.size, priority=group.priority)
-            known = self._gangs.known_refusal(group, pod, self._improvements, now)
+            known = self._gangs.known_refusal(group, pod, self._intake.improvements, now)
             if known is not None:
                 # Those of the others were told of when the answer was worked out.
                 own = set(claims_of(pod))
                 known = replace(known, claims=tuple(c for c in known.claims if c.key in own))
                 if self._supposed.ahead_of(pod, group):
                     known = replace(known, message=known.message + NOTE)
-                return self._complete(PodAnswer(self._version, known, members), pod, now)
+                return self._complete(PodAnswer(self._intake.version, known, members), pod, now)
         if not self._heavy:
             return None
         key = self._memory.key(pod, group)
         if (left := self._heavy.left(key, now)) > 0:
             refusal, gave_up = self._memory.refusal(key, pod, group), self._heavy.was_given_up(key)
-            answer = PodAnswer(self._version, refusal, members, pause=left, gave_up=gave_up)
+            answer = PodAnswer(self._intake.version, refusal, members, pause=left, gave_up=gave_up)
             return self._complete(answer, pod, now)
         if question.lane is Lane.FAST and self._heavy.is_hard(pod.metadata.namespace, key, now):
-            return PodAnswer(self._version, Hard(), members)
+            return PodAnswer(self._intake.version, Hard(), members)
         return None
 
     def work_out(self, question: PodQuestion) -> PodAnswer:
@@ -373,7 +242,7 @@ class Decisions:
         """
         now, pod = question.now, self._pod(question.pod)
         if pod is None:
-            return PodAnswer(self._version, Wait("the pod does not exist"))
+            return PodAnswer(self._intake.version, Wait("the pod does not exist"))
         group = self._group_of(pod)
         assert not isinstance(group, GroupProblem)
         budget = self._budget(question, is_group=group is not None)
@@ -389,7 +258,7 @@ class Decisions:
             decision, gave_up = self._decide(pod, group, budget, question)
         cut = budget.exhausted or budget.cut
         answer = PodAnswer(
-            self._version,
+            self._intake.version,
             decision,
             self._gangs.described(group, decision) if group is not None else None,
             steps=budget.spent,
@@ -405,7 +274,7 @@ class Decisions:
         """Return what is to be done about a pod or its group, and whether it was given up."""
         now, loan = question.now, LoanTerms(question.lends, self._backoff.came_back(pod.metadata.uid))
         if group is not None:
-            return self._gangs.decide(group, pod, budget, self._improvements, now), False
+            return self._gangs.decide(group, pod, budget, self._intake.improvements, now), False
         avoid = self._avoided(pod, now)
         found = self._decider.decide(pod, budget, avoid, earlier=self._earlier.of(pod, now), loan=loan)
         if isinstance(found, NoFit):
@@ -464,7 +333,9 @@ class Decisions:
             seconds: of CPU time that it took.
         """
         refusal = self._refusals.of_stopped(question.pod.key, self._pod(question.pod), limit)
-        return self.learn(question, PodAnswer(self._version, refusal, steps=0, seconds=seconds, gave_up=True))
+        return self.learn(
+            question, PodAnswer(self._intake.version, refusal, steps=0, seconds=seconds, gave_up=True)
+        )
 
     def _pod(self, pod_id: PodID) -> Pod | None:
         pod = self._pods.get(pod_id.key)
