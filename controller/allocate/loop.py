@@ -9,7 +9,7 @@ import structlog
 
 from controller.allocate.answers.decider import Answered, Decider, same_for_the_answer
 from controller.allocate.answers.journal import Journal
-from controller.allocate.attempts import Attempt, Attempts
+from controller.allocate.attempts import Attempts
 from controller.allocate.deallocation import Deallocator
 from controller.allocate.decide import (
     GroupFinder,
@@ -19,8 +19,6 @@ from controller.allocate.decide import (
     Lane,
     Lend,
     PodAnswer,
-    PodExpected,
-    PodID,
     Proceed,
     Rank,
     Refuse,
@@ -31,9 +29,9 @@ from controller.allocate.decide import (
     claims_of,
     has_no_node,
     is_finished,
-    node_of,
     rank_of_group,
 )
+from controller.allocate.handover import HandOver
 from controller.allocate.lending import Lender
 from controller.allocate.reporting import AllocationReports
 from controller.allocate.settling import Settling
@@ -42,11 +40,11 @@ from controller.allocate.wakeups import Wakeups
 from controller.allocate.writer import Writer
 from controller.observe.tracing import span
 from dra_driver.api.core import Pod
-from dra_driver.api.meta import ObjectKey, Uid
+from dra_driver.api.meta import ObjectKey
 from dra_driver.api.resource import ResourceClaim, ResourceClaimConsumerReference
 from dra_driver.api.scheduling import PodGroup
 from dra_driver.errors import ApiError
-from dra_driver.kube import Handler, Informer
+from dra_driver.kube import Informer
 from dra_driver.ownership import PoolAllocator
 from dra_driver.ports import Clock
 from dra_driver.resourceclaim import consumer_of, foreign_gates, is_gated, is_served, uses_claims
@@ -101,7 +99,6 @@ class Allocator:
             lender: of devices to kube-scheduler; if None, nothing is lent.
         """
         self._decider = decider
-        self._journal = journal
         self._assume_cache = assume_cache
         self._attempts = attempts
         self._schedulers = schedulers
@@ -114,9 +111,10 @@ class Allocator:
         self._groups = groups
         self._pods = pods
         self._lender = lender
+        self._hand_over = HandOver(
+            assume_cache, journal, attempts, wakeups, writer, reports, clock, schedulers, pods
+        )
         self._settling = Settling(attempts, groups, assume_cache, pods)
-        self._ungated: set[Uid] = set()
-        pods.add_handler(Handler(deleted=lambda pod: self._ungated.discard(pod.metadata.uid)))
 
     def reason(self, pod: ObjectKey) -> str:
         """Return why a pod waits; empty where it does not."""
@@ -153,22 +151,22 @@ class Allocator:
         self._wakeups.passed.discard(key)
         self._wakeups.lacking_volumes.discard(key)
         if is_finished(pod) or pod.metadata.deletion_timestamp:
-            self._served(pod)
+            self._hand_over.served(pod)
             return
         needs_devices = uses_claims(pod) or self._wants_loan(pod)
         if needs_devices and foreign_gates(pod):
             # Somebody else holds it back. Our gate stays, so that we decide before kube-scheduler looks.
-            self._served(pod)
+            self._hand_over.served(pod)
             return
         if not needs_devices or self._mode() is PoolAllocator.SCHEDULER:
             if uses_claims(pod) and not pod.spec.node_name:
                 self._wakeups.passed.add(key)
-            await self._proceed(pod)
+            await self._hand_over.proceed(pod)
             return
         if not (pod.spec.node_name or is_served(pod, self._schedulers)):
             if is_gated(pod):  # else this has been said before
                 self._reports.other_scheduler(pod, ", ".join(self._schedulers))
-            await self._proceed(pod)
+            await self._hand_over.proceed(pod)
             return
         self._reports.seen(pod)
         if self._lender is not None and self._lender.has(pod):
@@ -289,78 +287,11 @@ class Allocator:
         if theirs:
             self._wakeups.passed.add(pod.key)
         if group is not None:
-            await self._proceed_all(group)
+            await self._hand_over.proceed_all(group)
             return
         if node is not None and not pod.spec.node_name:
-            self._expect(pod, node)  # known from its claims after a restart, too
-        await self._proceed(pod)
-
-    async def _proceed(self, pod: Pod) -> None:
-        """Hand a pod over to kube-scheduler, if that has not been done."""
-        self._served(pod)
-        attempt = self._attempts.get(pod.metadata.uid) or self._begin(pod)
-        if attempt is None or attempt.handed_over:
-            await self._ungate(pod)
-            return
-        now = self._pods.get(pod.key) or pod
-        nominated = "" if attempt.probe else await self._nominate(now, attempt.node)
-        await self._ungate(pod)
-        self._attempts.handed_over(pod.metadata.uid, self._clock.monotonic(), nominated)
-        self._wakeups.tentative.add(pod.key)
-
-    def _begin(self, pod: Pod) -> Attempt | None:
-        """Begin the attempt of a pod whose claims are allocated already: shared ones, or after a restart."""
-        claims = [self._assume_cache.get(key) for key in claims_of(pod)]
-        allocations = [c.status.allocation for c in claims if c is not None]
-        nodes = [node_of(a) for a in allocations if a is not None]
-        complete = len(nodes) == len(claims) and not self._wakeups.lacks_devices(pod)
-        node = next((n for n in nodes if n is not None), None)
-        if pod.spec.node_name or node is None or not complete or not is_served(pod, self._schedulers):
-            return None
-        handed_over = not is_gated(pod)
-        self._attempts.begin(pod, node, self._clock.monotonic(), handed_over=handed_over)
-        if handed_over:
-            self._wakeups.tentative.add(pod.key)
-        return self._attempts.get(pod.metadata.uid)
-
-    async def _nominate(self, pod: Pod, node: str) -> str:
-        if pod.status.nominated_node_name == node:
-            return pod.metadata.resource_version
-        return await self._writer.nominate(pod, node)
-
-    async def _proceed_all(self, group: GroupMembers, written: Collection[PodID] = ()) -> None:
-        """Hand over the members of a group that wait no longer.
-
-        Args:
-            group: with its members.
-            written: those that have their devices just now, unless they have lost them in the meantime.
-        """
-        waiting = set(group.waiting)
-        for pod_id in group.pods:
-            pod = self._pod(pod_id)
-            if pod is None or is_finished(pod) or pod_id in waiting:
-                continue
-            if not (pod_id in written and self._wakeups.lacks_devices(pod)):
-                await self._proceed(pod)
-
-    async def _ungate(self, pod: Pod) -> None:
-        if is_gated(pod) and pod.metadata.uid not in self._ungated:
-            await self._writer.ungate(pod)
-            if self._pods.get(pod.key) is not None:  # the uid of a pod that is gone would never be forgotten
-                self._ungated.add(pod.metadata.uid)
-
-    def _served(self, pod: Pod) -> None:
-        """Note that a pod waits no longer."""
-        self._wakeups.served(pod.key)
-        self._reports.served(pod, allocated=not self._wakeups.lacks_devices(pod))
-
-    def _pod(self, pod_id: PodID) -> Pod | None:
-        """Return the pod as it is now, if it is still there."""
-        pod = self._pods.get(pod_id.key)
-        return pod if pod is not None and pod.metadata.uid == pod_id.uid else None
-
-    def _expect(self, pod: Pod, node: str | None) -> None:
-        self._journal.apply(PodExpected(PodID(pod.key, pod.metadata.uid), node))
+            self._hand_over.expect(pod, node)  # known from its claims after a restart, too
+        await self._hand_over.proceed(pod)
 
     # --- the claims cannot be allocated now -----------------------------------------------------------------
 
@@ -404,13 +335,14 @@ class Allocator:
             if refusal.elsewhere:
                 # It waits here and there from now on. The allocator that is first has it: the pools are
                 # disjoint, and the claim is written under its resourceVersion.
-                await self._ungate(pod)
+                await self._hand_over.ungate(pod)
         if answer.group is not None and not answer.remembered:
-            await self._reports.refused_group(pod, answer.group, refusal, self._pod)
+            await self._reports.refused_group(pod, answer.group, refusal, self._hand_over.pod)
 
     def _rank_of(self, group: GroupMembers | None) -> Rank | None:
         """Return the rank of a group; None where there is none, or the answer does not name its pods."""
-        members = [p for p in map(self._pod, group.pods if group is not None else ()) if p is not None]
+        ids = group.pods if group is not None else ()
+        members = [p for p in map(self._hand_over.pod, ids) if p is not None]
         return rank_of_group(members, group.priority) if group is not None and members else None
 
     # --- allocations ----------------------------------------------------------------------------------------
@@ -432,7 +364,7 @@ class Allocator:
             for claim, _ in left[1:]:
                 self._assume_cache.release(claim)
         self._reports.allocated(pod)
-        await self._proceed(pod)
+        await self._hand_over.proceed(pod)
 
     async def _write_group(self, group: GroupMembers, answered: Answered, decision: GroupWrite) -> None:
         """Write all allocations of members of a group.
@@ -442,7 +374,7 @@ class Allocator:
         Raises:
             ApiError: of the first one that was refused.
         """
-        found = [(self._pod(pod_id), write) for pod_id, write in decision.writes]
+        found = [(self._hand_over.pod(pod_id), write) for pod_id, write in decision.writes]
         writes = [(pod, write) for pod, write in found if pod is not None]
         if len(writes) < len(found):
             self._decider.release(answered)
@@ -468,7 +400,7 @@ class Allocator:
             raise problems[0]
         for pod, write in writes:
             self._reports.group_allocated(pod, group, write.node)
-        await self._proceed_all(group, {pod_id for pod_id, _ in decision.writes})
+        await self._hand_over.proceed_all(group, {pod_id for pod_id, _ in decision.writes})
         for pod_id in group.waiting:
             self._wakeups.queue.add(pod_id.key)  # they are told why they wait
 
@@ -483,13 +415,13 @@ class Allocator:
         """Assume what was decided: from now on the devices, CPU and memory are taken."""
         for claim, allocation in write.allocations:
             self._assume_cache.assume(claim, allocation)
-        self._expect(pod, write.node)
+        self._hand_over.expect(pod, write.node)
         if not pod.spec.node_name:
             self._attempts.begin(self._pods.get(pod.key) or pod, write.node, self._clock.monotonic())
         self._wakeups.served(pod.key)  # what it waited for is told until the claims are written
 
     def _give_up(self, pod: Pod) -> None:
         """Expect a pod nowhere, because a claim of it could not be written."""
-        self._expect(pod, None)
+        self._hand_over.expect(pod, None)
         self._attempts.cancel(pod.metadata.uid)
         self._wakeups.look_beside(claims_of(pod))
