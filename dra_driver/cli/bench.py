@@ -41,7 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     allocator.add_argument("--name", required=True, metavar="W", help="one of the workloads of the file")
     allocator.add_argument("--fill", metavar="FILE", help="JSON: devices that are allocated")
-    allocator.add_argument("--claims", type=int, default=1000, metavar="N", help="claims to allocate")
+    allocator.add_argument(
+        "--claims", type=common.whole_number, default=1000, metavar="N", help="claims to allocate"
+    )
     allocator.add_argument(
         "--strategy",
         choices=[s.value for s in Strategy],

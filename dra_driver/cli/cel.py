@@ -121,10 +121,12 @@ def run(args: argparse.Namespace) -> int:
         InvalidInput: the expression is not a selector, or there is none.
     """
     if bool(args.expression) == bool(args.cases):
-        raise InvalidInput("give an EXPRESSION, or --cases FILE")
+        raise InvalidInput("give an EXPRESSION, or --cases FILE" + (", not both" if args.cases else ""))
     if args.cases:
         _print_cases(args)
         return 0
+    # What is no selector is said before anything is read.
+    evaluate(args.expression, ())
     slices = _slices_of_files(args.file) if args.file else asyncio.run(_slices_of_cluster(args))
     evaluation = evaluate(args.expression, slices)
     if args.output in ("json", "yaml"):
@@ -137,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
 def _slices_of_files(files: Sequence[str]) -> Sequence[ResourceSlice]:
     found = allocator_manifests.read(files).slices
     if not found:
-        raise InvalidInput("the manifests have no ResourceSlice")
+        raise InvalidInput(f"-f {' '.join(files)}: there is no ResourceSlice")
     return found
 
 
@@ -173,7 +175,8 @@ def _read(path: Path) -> _Cases:
     try:
         cases = codec.decode(_Cases, data)
     except DecodeError as e:
-        raise ConfigurationError(f"--cases {path}: not a file of CEL cases: {e}") from e
+        why = str(e).removeprefix(f"{_Cases.__name__}: ")
+        raise ConfigurationError(f"--cases {path}: not a file of CEL cases: {why}") from e
     for case in cases.cases:
         if case.env not in ("stored", "new"):
             raise ConfigurationError(

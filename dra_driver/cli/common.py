@@ -25,9 +25,18 @@ __all__ = [
     "format_data",
     "print_data",
     "table",
+    "whole_number",
 ]
 
 LEVELS = ("debug", "info", "warning", "error")
+
+
+def whole_number(text: str) -> int:
+    """Return the number of a flag; for ``type=``."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text[:80]!r}: expected a whole number") from None
 
 
 def add_logging_arguments(parser: argparse._ActionsContainer, level: str = "info") -> None:

@@ -8,6 +8,7 @@ import functools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -32,7 +33,7 @@ from dra_driver.cli.capacity import object_notes, server_notes
 from dra_driver.cli.display.report import Block, Line, Report, plain
 from dra_driver.cli.explaining.answers import Answer, answer_data, answer_report, answers
 from dra_driver.cli.explaining.loans import loan_sentences, loans_of, needs_loan
-from dra_driver.cli.explaining.targets import CLAIM, Target, parse_target, pods_of
+from dra_driver.cli.explaining.targets import CLAIM, Target, is_target, parse_target, pods_of
 from dra_driver.cli.live import showing
 from dra_driver.cli.live.lending import read_lending
 from dra_driver.cli.live.reading import Lister, Source
@@ -102,8 +103,12 @@ def run(args: argparse.Namespace) -> int:
         0 if all claims fit or are allocated, 1 if one does not or has wrong parameters.
     """
     targets = [parse_target(text) for text in args.target]
+    if args.all_namespaces and targets:
+        raise InvalidInput("KIND/NAME is of one namespace (-n), -A is for the claims of all")
     if not args.file:
         return asyncio.run(_live(args, targets))
+    if missing := [name for name in args.file if is_target(name) and not Path(name).exists()]:
+        raise InvalidInput(f"-f takes every word after it as a file: put {missing[0]} before it")
     wrong = [f for f in ("kubeconfig", "context", "watch", "all_namespaces") if getattr(args, f)]
     if wrong:
         flag = wrong[0].replace("_", "-")
@@ -151,8 +156,6 @@ async def _live(args: argparse.Namespace, targets: Sequence[Target]) -> int:
         user_agent="dra-driver-explain",
     ) as client:
         namespace = "" if args.all_namespaces else args.namespace or client.namespace
-        if args.all_namespaces and targets:
-            raise InvalidInput("KIND/NAME is of one namespace (-n), -A is for the claims of all")
         rules = await served_rules(client)
         fits = True
         if not targets:

@@ -22,6 +22,9 @@ __all__ = ["kubectl_complete", "kubectl_dra", "main"]
 
 _DESCRIPTION = "Dynamic Resource Allocation for Kubernetes: pods ask for devices by what they are."
 
+_EPILOG = """Without a cluster, dra-driver demo shows all of it. In a cluster, {prog} status shows the
+fleet, and {prog} explain pod/NAME why a pod waits. Flags and examples of a command: {prog} COMMAND --help."""
+
 # Name → (module below dra_driver.cli, one line of help). The help is kept here so that `dra-driver --help`
 # imports nothing.
 COMMANDS = {
@@ -121,7 +124,9 @@ def _parse(
     Returns:
         The arguments, the ``run`` of the subcommand, and the exit status of its failures.
     """
-    parser = argparse.ArgumentParser(prog=prog, description=_DESCRIPTION)
+    parser = argparse.ArgumentParser(
+        prog=prog, description=_DESCRIPTION, epilog=_EPILOG.format(prog=prog), formatter_class=HelpFormatter
+    )
     parser.add_argument("--version", action="version", version=f"{prog} {dra_driver.__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     run, failure = None, 1

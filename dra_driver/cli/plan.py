@@ -134,6 +134,8 @@ def _run(args: argparse.Namespace, progress: Callable[[str], None], done: Callab
     notes: list[str] = []
     seconds = _seconds(args.seconds, findings)
     _check_sources(args, findings)
+    if args.fleet is None and not args.snapshot and (wrong := flags.wrong_numbers(args)):
+        raise ConfigurationError([*findings, *wrong])  # no cluster is asked for that
     asked = inputs.from_files(args.file, findings, ask=True)
     objects = _objects(args, asked, findings, notes, progress)
     progress("the pods of nodes")

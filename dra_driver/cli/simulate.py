@@ -66,8 +66,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arrivals.add_argument(
         "--load", type=float, metavar="PART", help="part of the devices that is asked for; default: 0.6"
     )
-    arrivals.add_argument("--seed", type=int, metavar="N", help="of the random numbers; default: 1")
-    arrivals.add_argument("--days", type=int, metavar="N", help="to be simulated; default: 7")
+    arrivals.add_argument(
+        "--seed", type=common.whole_number, metavar="N", help="of the random numbers; default: 1"
+    )
+    arrivals.add_argument("--days", type=common.whole_number, metavar="N", help="to be simulated; default: 7")
     arrivals.add_argument(
         "--write-arrivals", type=Path, metavar="FILE", help="write the arrivals in the form of --arrivals"
     )

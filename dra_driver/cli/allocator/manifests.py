@@ -97,7 +97,7 @@ def add_claim_argument(parser: argparse._ActionsContainer) -> None:
         metavar="NS/NAME",
         action="append",
         default=[],
-        help="only this claim or template (repeatable); all of the manifests by default",
+        help="only this claim or template (repeatable); default: all",
     )
 
 
@@ -107,7 +107,7 @@ def add_node_policy_argument(parser: argparse._ActionsContainer) -> None:
         "--node-policy",
         choices=[p.value for p in NodePolicy],
         default=NodePolicy.PACK.value,
-        help="with best-fit, of nodes that are equally good: the fullest (pack, the default) or the emptiest",
+        help="of nodes that are equally good: the fullest (pack, the default) or the emptiest (spread)",
     )
 
 

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from dra_driver.api.core import Pod
 from dra_driver.errors import InvalidInput
 
-__all__ = ["CLAIM", "POD", "Target", "parse_target", "pods_of"]
+__all__ = ["CLAIM", "POD", "Target", "is_target", "parse_target", "pods_of"]
 
 POD: Final = "Pod"
 CLAIM: Final = "ResourceClaim"
@@ -67,14 +67,24 @@ def parse_target(text: str) -> Target:
     Raises:
         InvalidInput: it has another form, or the kind is not known.
     """
-    kind, slash, name = text.partition("/")
-    known = _KINDS.get(kind.lower().partition(".")[0])
-    if not slash or not name or "/" in name or known is None:
+    found = _target(text)
+    if found is None:
         raise InvalidInput(
             f"{text!r}: KIND/NAME is wanted, such as pod/NAME; KIND is pod, claim, deploy, rs, sts, ds or "
             "job, and -n names the namespace"
         )
-    return Target(known, name)
+    return found
+
+
+def is_target(text: str) -> bool:
+    """Return whether a text has the form of ``KIND/NAME``."""
+    return _target(text) is not None
+
+
+def _target(text: str) -> Target | None:
+    kind, slash, name = text.partition("/")
+    known = _KINDS.get(kind.lower().partition(".")[0])
+    return Target(known, name) if slash and name and "/" not in name and known is not None else None
 
 
 def pods_of(target: Target, namespace: str, pods: Iterable[Pod]) -> list[Pod]:

@@ -28,7 +28,7 @@ from dra_driver.errors import InvalidQuantity
 from dra_driver.planning import Workload
 from dra_driver.structured import GroupMember, levels_of
 
-__all__ = ["add_request_arguments", "request_given", "workload_of"]
+__all__ = ["add_request_arguments", "request_given", "workload_of", "wrong_numbers"]
 
 _STANDARD: Final = {"pcieRoot": names.PCIE_ROOT, "numaNode": names.NUMA_NODE, "pciBusID": names.PCI_BUS_ID}
 _ATTRIBUTE: Final = re.compile(r"([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
@@ -73,6 +73,15 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
 def request_given(args: argparse.Namespace) -> list[str]:
     """Return the flags of a request that were given."""
     return [f"--{name.replace('_', '-')}" for name in _FLAGS if getattr(args, name) not in (None, [])]
+
+
+def wrong_numbers(args: argparse.Namespace) -> list[str]:
+    """Return what is wrong with numbers, which needs no cluster."""
+    findings: list[str] = []
+    _number("--gpus", args.gpus, _MOST_DEVICES, findings)
+    _number("--pods", args.pods, _MOST_PODS, findings)
+    _memory(args.memory, findings)
+    return findings
 
 
 def workload_of(args: argparse.Namespace, builder: ClusterBuilder, findings: list[str]) -> Workload | None:

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(log_level="warning")
     parser.add_argument(
         "--nodes",
-        type=int,
+        type=common.whole_number,
         metavar="N",
         help=f"number of simulated nodes; default: {DEFAULT_NODES}, of kinds that show the examples best",
     )
