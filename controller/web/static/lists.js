@@ -78,7 +78,8 @@ export class Devices extends List {
         {
           id: "holder", title: "Held by", key: (d) => (d.holder ? d.holder.claim : ""),
           draw: (d, cell) => {
-            if (d.holder) drawLink(cell, d.holder.claim, objectAddress("claim", d.holder.claim));
+            const others = d.holders.length - 1;
+            if (d.holder) drawLink(cell, d.holder.claim + (others ? ` and ${number(others)} more` : ""), objectAddress("claim", d.holder.claim));
             else cell.replaceChildren();
           },
         },
@@ -93,6 +94,8 @@ export class Devices extends List {
   }
 }
 
+const modelsOf = (claim) => [...new Set(claim.devices.map((d) => d.model))].sort().join(", ");
+
 export class Claims extends List {
   constructor(store) {
     super(store, {
@@ -102,7 +105,7 @@ export class Claims extends List {
         { id: "name", title: "Claim", key: (c) => c.name, draw: (c, cell) => drawLink(cell, c.name, objectAddress("claim", c.name)) },
         { id: "state", title: "State", key: (c) => c.state, draw: (c, cell) => drawState(cell, c.state) },
         { id: "devices", title: "Devices", number: true, down: true, key: (c) => c.devices.length, draw: (c, cell) => drawText(cell, c.devices.length ? number(c.devices.length) : "–") },
-        { id: "model", title: "Model", key: (c) => (c.devices[0] ? c.devices[0].model : ""), draw: (c, cell) => drawText(cell, c.devices[0] ? c.devices[0].model : "–") },
+        { id: "model", title: "Model, or why it waits", key: (c) => modelsOf(c) || c.reason, draw: (c, cell) => drawText(cell, modelsOf(c) || c.reason || "–") },
         { id: "node", title: "Nodes", key: (c) => [...c.nodes][0] || "", draw: (c, cell) => drawText(cell, [...c.nodes].slice(0, 3).join(", ") + (c.nodes.size > 3 ? ` and ${c.nodes.size - 3} more` : "") || "–") },
         { id: "pods", title: "Pods", key: (c) => c.pods[0] || "", draw: (c, cell) => drawText(cell, c.pods.slice(0, 3).join(", ") + (c.pods.length > 3 ? ` and ${c.pods.length - 3} more` : "") || "–") },
       ],
@@ -115,7 +118,7 @@ export class Claims extends List {
       all.push({ name: w.claim, pods: w.pods, devices: [], nodes: new Set(), state: "waits", reason: w.reason });
     }
     const filter = textFilter(query, {
-      text: (c) => [c.name, c.state, ...c.pods, ...c.nodes, c.devices[0] ? c.devices[0].model : ""].join("\n"),
+      text: (c) => [c.name, c.state, ...c.pods, ...c.nodes, modelsOf(c), c.reason].join("\n"),
       ns: (c) => c.name.split("/")[0], claim: (c) => c.name, state: (c) => c.state, pod: (c) => c.pods.join("\n"),
       node: (c) => [...c.nodes].join("\n"), model: (c) => c.devices.map((d) => d.model).join("\n"),
     });

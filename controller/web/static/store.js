@@ -181,6 +181,7 @@ export class Store extends EventTarget {
           claim = { name: holder.claim, pods: holder.pods, devices: [], nodes: new Set(), state: "allocated", reason: "" };
           found.set(holder.claim, claim);
         }
+        if (holder.shared) claim.state = "shared";
         claim.devices.push(device);
         claim.nodes.add(device.node);
       }

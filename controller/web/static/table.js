@@ -1,6 +1,7 @@
 // Tables that can be sorted, and of which only the rows in view exist: 40,000 devices scroll like ten.
 import { make, nest, number, put } from "./dom.js";
 
+const NOTHING = "–";
 const AHEAD = 12;                 // rows beyond what is in view
 
 export function parseSort(text, columns, fallback) {
@@ -176,6 +177,7 @@ export function drawLink(cell, text, href) {
 export function drawText(cell, text) {
   put(cell, text);
   if (cell.title !== text) cell.title = text;
+  cell.classList.toggle("nothing", text === NOTHING);
 }
 
 export const told = (shown, total, what) => (shown === total ? `${number(total)} ${what}` : `${number(shown)} of ${number(total)} ${what}`);

@@ -159,6 +159,46 @@ def test_screens_are_laid_out_as_they_should_be(width: int, tmp_path: Path) -> N
     run(tmp_path, cluster_with_long_names(), scenario)
 
 
+@pytest.mark.parametrize("width", [1440, 1024, 390])
+def test_states_are_never_cut_or_broken(width: int, tmp_path: Path) -> None:
+    cut = (
+        "[...document.querySelectorAll('.c-state, .plain td[data-title=State] .value')]"
+        ".filter((e) => e.scrollWidth > e.clientWidth && e.clientWidth || e.getClientRects().length > 1)"
+        ".map((e) => e.textContent)"
+    )
+
+    async def scenario(page: Page, _: Shown) -> None:
+        await screen(page, width)
+        for view in ("devices", "claims", "node"):
+            await go(page, PATHS[view])
+            assert {view: await page.evaluate(cut)} == {view: []}
+
+    run(tmp_path, cluster_with_long_names(), scenario)
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_claims_say_what_they_have_or_why_they_wait(width: int, tmp_path: Path) -> None:
+    cluster = fleet_of(4)
+    holding(cluster, "aaa", "part", "gpu-001", "gpu-0", share="20Gi")
+    waiting(cluster, "aaa", "waits", "no node has memory of 141Gi")
+    texts = (
+        "[...document.querySelectorAll('.list-claims tr.row')].filter((e) => e.textContent.includes('aaa/'))"
+        ".map((row) => [...row.cells].filter((e) => e.checkVisibility()).map((e) => e.textContent))"
+    )
+
+    async def scenario(page: Page, _: Shown) -> None:
+        await screen(page, width)
+        await go(page, "#/claims?q=ns:aaa")
+        part, waits = await page.evaluate(texts)
+        assert part == ["aaa/part", "◩ shared", "1", "NVIDIA H100 80GB HBM3", "gpu-001", "part"]
+        nothing = ["–"] * (width > 720)
+        assert waits == ["aaa/waits", "… waits", *nothing, "no node has memory of 141Gi", *nothing, "waits"]
+        await go(page, "#/claims?q=state:shared")
+        assert "aaa/part" in await page.evaluate("document.querySelector('main').innerText")
+
+    run(tmp_path, cluster, scenario)
+
+
 @pytest.mark.skipif(not AXE.exists(), reason="axe-core is not installed: make page-test does it")
 @pytest.mark.parametrize(("width", "dark"), [(1440, False), (1440, True), (390, False), (390, True)])
 def test_axe_finds_nothing(width: int, dark: bool, tmp_path: Path) -> None:
