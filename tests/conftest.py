@@ -14,6 +14,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 import structlog
+from hypothesis.internal.conjecture import providers
 
 # The rooms of tests/support, and of the embedded cluster's tests what its rooms share.
 sys.path.extend(
@@ -29,6 +30,11 @@ hypothesis.settings.register_profile("default", derandomize=True, deadline=None,
 hypothesis.settings.register_profile("thorough", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("explore", deadline=None, print_blob=True)
 hypothesis.settings.load_profile(PROFILE)
+if PROFILE == "default":
+    # Constants of our own sources are good examples, but to find them hypothesis parses every module that is
+    # loaded: in a fresh clone four seconds in each process. And what a test tries would depend on what else
+    # its process has loaded.
+    providers._get_local_constants = lambda: providers._local_constants
 
 # The rich tracebacks of structlog's default take longer than the tests that log them.
 structlog.configure(
