@@ -1,12 +1,12 @@
 """Agents and controllers of the embedded cluster that cost no imports: ``fork_server.py SOCKET``.
 
 Imports them once and forks one process for each connection. A connection brings JSON, ``{"arguments",
-"environment"}``, and the file that gets stdout and stderr; the answers are the process ID and, when it has
-ended, its exit status (negative: the signal). A process whose connection is closed is killed, and so are all
-when our stdin is closed.
+"environment"}``, the file that gets stdout and stderr, and those of the process's own; the answers are the
+process ID and, when it has ended, its exit status (negative: the signal). A process whose connection is
+closed is killed, and so are all when our stdin is closed.
 
-They are the real commands, or scripts (the first argument is then a path that ends in ``.py``), but a
-controller waits 1 s instead of 15 s before a pool changes hands.
+They are the real commands, scripts (the first argument is then a path that ends in ``.py``), or workers of
+controllers, but a controller waits 1 s instead of 15 s before a pool changes hands.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import dra_driver.cli.processes.controller
 import dra_driver.cli.processes.kubelet_plugin
 import dra_driver.discovery.rdma.backend
 import dra_driver.discovery.simulated.backend
+from controller.allocate.worker import __main__ as worker
 from controller.config import Timings
 from dra_driver.cli import common
 from dra_driver.cli import main as cli
@@ -58,13 +59,15 @@ def main() -> int:
             os.read(readable, 4096)
         if listener in ready:
             connection = listener.accept()[0]
-            data, (output,), _, _ = socket.recv_fds(connection, 1 << 20, 1)
+            data, (output, *own), _, _ = socket.recv_fds(connection, 1 << 20, 2)
             pid = os.fork()
             if pid == 0:
                 for inherited in (listener, connection, *children.values()):
                     inherited.close()
-                return child(msgspec.json.decode(data), output)
-            os.close(output)
+                return child(msgspec.json.decode(data), output, own)
+            for file in (output, *own):
+                os.close(file)
+            os.setpgid(pid, pid)  # whoever hears of it may end its group at once
             connection.sendall(b"%d\n" % pid)
             children[pid] = connection
         for pid, connection in list(children.items()):
@@ -86,11 +89,11 @@ def answer(connection: socket.socket, status: int) -> None:
             return
 
 
-def child(request: dict[str, Any], output: int) -> int:
+def child(request: dict[str, Any], output: int, own: list[int]) -> int:
     """Become the command."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    os.setsid()
+    os.setpgid(0, 0)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number in (1, 2):
         os.dup2(output, number)
@@ -98,14 +101,17 @@ def child(request: dict[str, Any], output: int) -> int:
     os.environ.update(request["environment"])
     random.seed()
     try:
-        return command(request["arguments"])
+        return command(request["arguments"], own)
     except Exception:
         traceback.print_exc()
         return 1
 
 
-def command(arguments: list[str]) -> int:
-    """Run ``dra-driver``, or a script."""
+def command(arguments: list[str], own: list[int]) -> int:
+    """Run ``dra-driver``, a script, or a worker, whose connection is a file of its own."""
+    if arguments == ["worker"]:
+        (connection,) = own
+        return worker.main(connection, os.getppid())
     if arguments[0].endswith(".py"):
         sys.argv = arguments
         runpy.run_path(arguments[0], run_name="__main__")

@@ -49,21 +49,26 @@ async def spawn(command: Sequence[str], environment: Mapping[str, str]) -> Forke
     else:
         assert (command[0], command[1][-3:]) == (sys.executable, ".py"), command
         arguments = command[1:]
-    request = {"arguments": arguments, "environment": dict(environment)}
     readable, writable = os.pipe()
-    connection = socket.socket(socket.AF_UNIX)
     try:
-        connection.connect(_server())
-        socket.send_fds(connection, [json.dumps(request).encode()], [writable])
+        child = await fork(arguments, environment, writable)
     finally:
         os.close(writable)
-    reader, writer = await asyncio.open_unix_connection(sock=connection)
-    child = ForkedChild(int(await reader.readline()), reader, writer)
     output = child.stdout = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(output), os.fdopen(readable, "rb", buffering=0)
     )
     return child
+
+
+async def fork(arguments: Sequence[str], environment: Mapping[str, str], *files: int) -> ForkedChild:
+    """Start what ``fork_server.command`` knows, with these files: stdout and stderr, and what is its own."""
+    request = {"arguments": arguments, "environment": dict(environment)}
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(_server())
+    socket.send_fds(connection, [json.dumps(request).encode()], files)
+    reader, writer = await asyncio.open_unix_connection(sock=connection)
+    return ForkedChild(int(await reader.readline()), reader, writer)
 
 
 @functools.cache

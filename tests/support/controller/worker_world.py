@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import builders
+import forked
 from builders import DRIVER, PROTECTED
 
 from controller.allocate.answers.decider import Answered, Decider
@@ -40,6 +43,7 @@ __all__ = [
     "GPU_0",
     "NS",
     "POOL",
+    "ForkedWorker",
     "World",
     "copies_of",
     "device_of",
@@ -55,16 +59,29 @@ POOL = PoolID(DRIVER, PoolName("n1"))
 GPU_0 = builders.allocation(builders.result("n1", "gpu-0"))
 
 
+class ForkedWorker(WorkerChild):
+    """A worker that costs no imports: all but how its process is started is as in a controller."""
+
+    @classmethod
+    async def start(cls) -> ForkedWorker:
+        here, there = socket.socketpair()
+        reader, writer = await asyncio.open_connection(sock=here)
+        with there, Path(os.devnull).open("wb") as output:
+            process = await forked.fork(["worker"], {}, output.fileno(), there.fileno())
+        return cls(cast("Process", process), reader, writer)
+
+
 class World:
     """A cluster as the controller has it in memory, and a worker that knows of it."""
 
-    def __init__(self, limits: Limits, settings: Settings) -> None:
+    def __init__(self, limits: Limits, settings: Settings, worker: type[WorkerChild]) -> None:
         self.journal = Journal()
         self.freed = 0
         freed: Signal[[]] = Signal()
         freed.listen(self._count)
         self.counts: list[Sequence[ShapeCount]] = []
-        self.worker = WorkerProcess(self.journal, settings, limits, counted=self.counts.append)
+        counted = self.counts.append
+        self.worker = WorkerProcess(self.journal, settings, limits, start=worker.start, counted=counted)
         self.decider = Decider(self.journal, self.worker, SystemClock(), freed, self._allows)
         self.pods: dict[str, Pod] = {}
         self.seen(DeviceClass, builders.device_class("gpu", f'device.driver == "{DRIVER}"'))
@@ -178,8 +195,10 @@ def seven_values(i: int) -> dict[str, int]:
 
 
 @contextlib.asynccontextmanager
-async def world(limits: Limits | None = None, **settings: Any) -> AsyncIterator[World]:
-    made = World(limits or Limits(), Settings(drivers=(DRIVER,), **settings))
+async def world(
+    limits: Limits | None = None, worker: type[WorkerChild] = ForkedWorker, **settings: Any
+) -> AsyncIterator[World]:
+    made = World(limits or Limits(), Settings(drivers=(DRIVER,), **settings), worker)
     task = asyncio.create_task(made.worker.run())
     try:
         yield made

@@ -21,6 +21,7 @@ from builders import DRIVER
 from worker_world import World, copies_of, facts_of, hard_claim, run, world
 
 from controller.allocate.decide import Decisions, Hard, Lane, PodID, PodQuestion, Settings
+from controller.allocate.worker.child import WorkerChild
 from controller.allocate.worker.slow_lane import Outcome, SlowLane
 from controller.allocate.worker.wire import Code, Frames, Start, frame
 from dra_driver.api.meta import ObjectKey, Uid
@@ -36,7 +37,7 @@ def files() -> int:
 def test_workers_leave_no_files_and_no_processes_behind() -> None:
     async def scenario() -> None:
         others = set(copies_of(os.getpid()))  # of tests before
-        async with world() as w:
+        async with world(worker=WorkerChild) as w:
             w.node("n1", 1)
             w.pod("a")
             w.decider.release((await w.ask("a"))[1])
@@ -120,8 +121,9 @@ def test_a_worker_ends_with_its_controller_whatever_it_is_doing() -> None:
         import asyncio, os, signal, sys
         sys.path[:0] = {path!r}
         from worker_world import world
+        from controller.allocate.worker.child import WorkerChild
         async def main():
-            async with world() as w:
+            async with world(worker=WorkerChild) as w:
                 w.node("n1", 1)
                 w.pod("a")
                 await w.ask("a")
@@ -144,9 +146,10 @@ def test_copies_that_outlive_their_worker_are_no_zombies_of_the_first_process() 
         sys.path[:0] = {path!r}
         from test_worker_end import in_the_slow_lane
         from worker_world import world
+        from controller.allocate.worker.child import WorkerChild
         async def main():
             ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
-            async with world(decision_seconds=30.0) as w:
+            async with world(worker=WorkerChild, decision_seconds=30.0) as w:
                 for _ in range(3):
                     slow, copy = await in_the_slow_lane(w)
                     await w.kill()
@@ -164,7 +167,7 @@ def test_copies_that_outlive_their_worker_are_no_zombies_of_the_first_process() 
 def test_the_end_of_the_controller_ends_everything_while_questions_are_worked_on() -> None:
     async def scenario() -> None:
         async with contextlib.AsyncExitStack() as stack:
-            w = await stack.enter_async_context(world(decision_seconds=30.0))
+            w = await stack.enter_async_context(world(worker=WorkerChild, decision_seconds=30.0))
             slow, copy = await in_the_slow_lane(w)
             w.pod("easy")
             os.kill(w.child.pid, signal.SIGSTOP)
