@@ -6,30 +6,32 @@ stub in LD_LIBRARY_PATH; the state of the GPUs is in a file between them.
 
 from __future__ import annotations
 
-import json
 import os
 import stat
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import nvml_stub_support as stub
 import pytest
+from forked_script import ForkedScript
 
-_SCRIPT = """
-import dataclasses, json, msgspec, sys
+_IMPORTS = """
+import dataclasses, json, msgspec
 from pathlib import Path
 from dra_driver.cli import common
 from dra_driver.discovery import open_backend
 from dra_driver.discovery.core.control import ToolPaths
-from dra_driver.errors import DraError, PrepareError
+from dra_driver.errors import DraError
+import dra_driver.discovery.nvidia.backend
 common.configure_logging("error", "json")
-root = Path(sys.argv[1])
+"""
+_SCRIPT = """
+root, calls = Path(arguments[0]), arguments[1]
 backend = open_backend("nvml", sysfs_root=root / "sys", dev_root=root / "dev", node_name="n")
 control = backend.control(ToolPaths(nvidia_smi=str(root / "nvidia-smi"), proc_root=root / "proc"))
 control._patience = 1.0
-for name, *arguments in json.loads(sys.argv[2]):
+for name, *arguments in calls:
     try:
         answer = getattr(control, name)(*arguments)
         if dataclasses.is_dataclass(answer):
@@ -50,8 +52,8 @@ T4 = "GPU-33333333-0000-0000-0000-000000000000"
 class Node:
     """A machine: stub, its state, and a procfs."""
 
-    def __init__(self, library: Path, root: Path) -> None:
-        self._library = library
+    def __init__(self, script: ForkedScript, root: Path) -> None:
+        self._script = script
         self.root = root
         self.state = root / "state"
         self.gpus = [
@@ -75,26 +77,20 @@ class Node:
         """Answers of the control, one for each call."""
         file = self.root / "nvml.conf"
         file.write_text(stub.config(self.gpus))
-        env = {
-            **os.environ,
-            "LD_LIBRARY_PATH": str(self._library),
-            "NVML_STUB_CONFIG": str(file),
-            "NVML_STUB_STATE": str(self.state),
-        }
-        command = [sys.executable, "-c", _SCRIPT, str(self.root), json.dumps(calls)]
-        done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60)
-        assert done.returncode == 0, done.stderr
-        return [json.loads(line) for line in done.stdout.splitlines()]
+        environment = {"NVML_STUB_CONFIG": str(file), "NVML_STUB_STATE": str(self.state)}
+        return self._script.run(str(self.root), calls, environment=environment)
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return stub.shared(tmp_path_factory)
+def script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedScript]:
+    library = {"LD_LIBRARY_PATH": str(stub.shared(tmp_path_factory))}
+    with ForkedScript(_IMPORTS, _SCRIPT, library) as made:
+        yield made
 
 
 @pytest.fixture
-def node(library: Path, tmp_path: Path) -> Node:
-    return Node(library, tmp_path)
+def node(script: ForkedScript, tmp_path: Path) -> Node:
+    return Node(script, tmp_path)
 
 
 def test_compute_mode(node: Node) -> None:
@@ -243,9 +239,7 @@ def test_no_permission(node: Node) -> None:
 
 
 def test_without_a_driver(node: Node) -> None:
-    node.gpus = []
-    env = {**os.environ, "LD_LIBRARY_PATH": str(node.root)}
-    command = [sys.executable, "-c", _SCRIPT, str(node.root), json.dumps([("has", H100)])]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60)
-    if done.stdout.strip() != "false":
+    with ForkedScript(_IMPORTS, _SCRIPT, {"LD_LIBRARY_PATH": str(node.root)}) as script:
+        answers = script.run(str(node.root), [("has", H100)], environment={})
+    if answers != [False]:
         pytest.skip("this machine has a driver of its own")

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import nvml_stub_support as stub
 import pytest
+from forked_script import ForkedScript
 
 GPU = "GPU-11111111-0000-0000-0000-000000000000"
-SCRIPT = """
-import json, sys
+IMPORTS = """
+import json
 from pathlib import Path
+from dra_driver.cli import common
 from dra_driver.discovery import LastKnownGood, open_backend
-root, driver = Path(sys.argv[1]), sys.argv[2]
+import dra_driver.discovery.nvidia.backend
+common.configure_logging("error", "json")
+"""
+SCRIPT = """
+root, driver, later = Path(arguments[0]), *arguments[1:]
 backend = open_backend(
     "nvml", sysfs_root=root / "sys", dev_root=root / "host/dev", host_root=root / "host",
     nvidia_driver_root=driver, procfs_root=root / "proc", node_name="n",
 )
 kept = LastKnownGood(backend)
 kept.look()
-for line in sys.stdin:  # where the library is put meanwhile
-    Path(line.strip()).rename(root / "host/run/nvidia/driver/usr")
+if later:  # where the library is put meanwhile
+    Path(later).rename(root / "host/run/nvidia/driver/usr")
 nodes = [[n.path, n.host_path] for d in kept.look() for n in d.material.device_nodes]
 problems = [p.message for p in kept.report.problems]
 print(json.dumps(
@@ -40,7 +43,14 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return stub.shared(tmp_path_factory) / "libnvidia-ml.so.1"
 
 
+@pytest.fixture(scope="module")
+def script() -> Iterator[ForkedScript]:
+    with ForkedScript(IMPORTS, SCRIPT, {"LD_LIBRARY_PATH": None}) as made:
+        yield made
+
+
 def look(
+    script: ForkedScript,
     root: Path,
     driver: str,
     *,
@@ -56,20 +66,14 @@ def look(
     (root / "nvml.conf").write_text(stub.config([gpu], system=system or []))
     stub.fake_sysfs(root / "sys", {"0000:07:00.0": ("pci0000:00", 0)})
     (root / "sys/module/nvidia").mkdir(parents=True)
-    env = {k: v for k, v in os.environ.items() if k != "LD_LIBRARY_PATH"}
-    env |= {"NVML_STUB_CONFIG": str(root / "nvml.conf")}
-    env |= {"LD_LIBRARY_PATH": str(linker.parent)} if linker is not None else {}
-    command = [sys.executable, "-c", SCRIPT, str(root), driver]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        env=env,
-        timeout=60,
-        input="" if later is None else f"{later}\n",
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    arguments = (str(root), driver, str(later or ""))
+    environment = {"NVML_STUB_CONFIG": str(root / "nvml.conf")}
+    if linker is None:
+        (found,) = script.run(*arguments, environment=environment)
+    else:
+        with ForkedScript(IMPORTS, SCRIPT, {"LD_LIBRARY_PATH": str(linker.parent)}) as other:
+            (found,) = other.run(*arguments, environment=environment)
+    return found
 
 
 def install(library: Path, folder: Path) -> None:
@@ -94,17 +98,17 @@ def nodes(folder: Path, *names: str) -> None:
     ],
 )
 def test_the_library_is_loaded_from_the_drivers_root(
-    library: Path, tmp_path: Path, place: str, wanted: str
+    script: ForkedScript, library: Path, tmp_path: Path, place: str, wanted: str
 ) -> None:
     install(library, tmp_path / "host" / place)
     nodes(tmp_path / "host/dev", "nvidiactl", "nvidia3")
-    found = look(tmp_path, wanted)
+    found = look(script, tmp_path, wanted)
     assert found["state"] == "ok", found["message"]
     assert found["nodes"] == [["/dev/nvidia3", ""], ["/dev/nvidiactl", ""]]
 
 
 def test_nodes_that_the_driver_container_made_are_given_by_their_place_on_the_host(
-    library: Path, tmp_path: Path
+    script: ForkedScript, library: Path, tmp_path: Path
 ) -> None:
     root = tmp_path / "host/run/nvidia/driver"
     install(library, root / "usr/lib64")
@@ -112,7 +116,7 @@ def test_nodes_that_the_driver_container_made_are_given_by_their_place_on_the_ho
     nodes(tmp_path / "host/dev", "nvidia-modeset")
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/devices").write_text("Character devices:\n508 nvidia-uvm\n")
-    found = look(tmp_path, "auto")
+    found = look(script, tmp_path, "auto")
     assert [p for p in found["problems"] if "uvm" in p] == []
     assert found["nodes"] == [
         ["/dev/nvidia3", "/run/nvidia/driver/dev/nvidia3"],
@@ -122,36 +126,44 @@ def test_nodes_that_the_driver_container_made_are_given_by_their_place_on_the_ho
     ]
 
 
-def test_a_root_that_is_named_goes_before_the_linker(library: Path, tmp_path: Path) -> None:
+def test_a_root_that_is_named_goes_before_the_linker(
+    script: ForkedScript, library: Path, tmp_path: Path
+) -> None:
     """A library in the image, or of another driver, must not win over what an admin has said."""
     install(library, tmp_path / "host/srv/nvidia/usr/lib64")
     broken = tmp_path / "broken/libnvidia-ml.so.1"
     broken.parent.mkdir()
     broken.write_text("not a library")
-    assert look(tmp_path, "/srv/nvidia", linker=broken)["state"] == "ok"
+    assert look(script, tmp_path, "/srv/nvidia", linker=broken)["state"] == "ok"
 
 
-def test_a_library_that_cannot_be_loaded_is_named(library: Path, tmp_path: Path) -> None:
+def test_a_library_that_cannot_be_loaded_is_named(
+    script: ForkedScript, library: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "host/run/nvidia/driver/usr/lib64"
     folder.mkdir(parents=True)
     (folder / library.name).write_text("not a library")
-    found = look(tmp_path, "/run/nvidia/driver")
+    found = look(script, tmp_path, "/run/nvidia/driver")
     assert found["state"] == "driverless"
     assert f"{folder / library.name}: file too short" in found["message"]
     assert "1 NVIDIA GPU is on the PCI bus: 0000:07:00.0" in found["message"]
 
 
-def test_a_library_without_device_nodes_says_what_to_do(library: Path, tmp_path: Path) -> None:
+def test_a_library_without_device_nodes_says_what_to_do(
+    script: ForkedScript, library: Path, tmp_path: Path
+) -> None:
     not_loaded = 9
-    found = look(tmp_path, "auto", linker=library, system=[f"fail nvmlInitWithFlags {not_loaded}"])
+    found = look(script, tmp_path, "auto", linker=library, system=[f"fail nvmlInitWithFlags {not_loaded}"])
     assert found["state"] == "driverless"
     assert "the kernel driver is loaded" in found["message"]
     assert "runtimeClassName: nvidia" in found["message"]
 
 
-def test_a_driver_that_a_container_brings_later_is_found(library: Path, tmp_path: Path) -> None:
+def test_a_driver_that_a_container_brings_later_is_found(
+    script: ForkedScript, library: Path, tmp_path: Path
+) -> None:
     install(library, tmp_path / "later/lib64")
     nodes(tmp_path / "host/run/nvidia/driver/dev", "nvidiactl", "nvidia3")
-    found = look(tmp_path, "auto", later=tmp_path / "later")
+    found = look(script, tmp_path, "auto", later=tmp_path / "later")
     assert found["state"] == "ok", found["message"]
     assert found["nodes"][0] == ["/dev/nvidia3", "/run/nvidia/driver/dev/nvidia3"]
