@@ -26,7 +26,10 @@ async def one_is_set_aside(h: Harness) -> None:
 
 
 @pytest.mark.parametrize("seed", share([1, 2, 3], 1))
-@pytest.mark.parametrize("answers", [inline, late(0.2)], ids=["at once", "late"])
+@pytest.mark.parametrize(
+    "answers",
+    [pytest.param(late(0.2), id="late"), pytest.param(inline, id="at once", marks=pytest.mark.long)],
+)
 def test_a_stream_of_small_pods_does_not_starve_one_that_needs_the_whole_node(
     seed: int, answers: Any
 ) -> None:

@@ -286,7 +286,7 @@ def test_what_a_worker_does_not_take_is_not_kept_without_bound() -> None:
     play(cluster, bench, scenario)
 
 
-@pytest.mark.parametrize("seed", seeds("DRA_WORKER_SCHEDULES", 15, first=4))
+@pytest.mark.parametrize("seed", seeds("DRA_WORKER_SCHEDULES", 15, first=2))
 def test_random_schedules_of_lies_delays_ends_and_changes(seed: int) -> None:
     rng = random.Random(seed)
     cluster, bench = audited(cluster_of(n1=(40, 40), n2=(40, 40))), FakeBench()
