@@ -144,9 +144,9 @@ def _add_allocation(parser: argparse._ActionsContainer) -> None:
         type=float,
         default=1.0,
         metavar="SECONDS",
-        help="how long kube-scheduler may look for devices because of loans, by estimate: at one node for "
-        "each loan, and at all nodes for the pods that it could not place with one; beyond that nothing is "
-        "lent for more pods",
+        help="how long kube-scheduler may look for devices because of loans, by estimate: at all nodes that "
+        "suit a pod, should its loan be in vain, and for the pods that it could not place with one; beyond "
+        "that nothing is lent for more pods",
     )
 
 

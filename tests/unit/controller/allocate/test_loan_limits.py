@@ -86,24 +86,36 @@ def test_a_look_at_one_node_that_costs_too_much_is_refused() -> None:
     run(world, scenario)
 
 
+def test_a_loan_that_would_cost_too_much_if_it_were_in_vain_is_refused() -> None:
+    world = World(1.0, pools=350)
+
+    async def scenario() -> None:
+        assert "the 350 nodes that suit the pod" in world.refusal("anywhere", 350)
+        assert world.refusal("on-few", 100) == ""
+        assert world.refusal("tried-anyway", 350, gated=False) == ""
+
+    run(world, scenario)
+
+
 def test_no_more_gates_are_lifted_while_pods_without_one_cost_too_much() -> None:
-    world = World(1.0)
+    world = World(1.5)
 
     async def scenario() -> None:
         first = world.pod("first")
         assert world.refusal("first", 30_000) == ""
-        assert world.refusal("second", 1) == ""  # kube-scheduler tries the nominated node alone
+        assert world.refusal("second", 10_000) == ""  # kube-scheduler tries the nominated node alone
         world.ended.send(PodID(first.key, first.metadata.uid), ("n1",), Ending.REFUSED)
-        assert "1 pod without the gate could not be placed" in world.refusal("second", 1)
+        assert "1 pod without the gate could not be placed" in world.refusal("second", 10_000)
+        assert world.refusal("on-one-node", 1) == ""
         assert world.refusal("other", 30_000, gated=False) == ""  # kube-scheduler tries it anyway
         assert "2 pods without the gate" in world.refusal("second", 1)
         bound = {"spec": {"nodeName": "n1"}}
         world.cluster.edit(PODS, "first", bound, NAMESPACE)
         await asyncio.sleep(1.0)
-        assert "1 pod without the gate" in world.refusal("second", 1)
+        assert "1 pod without the gate" in world.refusal("second", 10_000)
         world.cluster.remove(PODS, "other", NAMESPACE)
         await asyncio.sleep(1.0)
-        assert world.refusal("second", 1) == ""
+        assert world.refusal("second", 10_000) == ""
 
     run(world, scenario)
 

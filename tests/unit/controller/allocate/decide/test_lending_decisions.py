@@ -250,6 +250,9 @@ def test_a_pod_that_has_its_extended_resources_gets_no_more() -> None:
     body["status"]["extendedResourceClaimStatus"] = {"resourceClaimName": "made", "requestMappings": []}
     world.seen(Pod, body)
     question = PodQuestion(PodID(ObjectKey(NS, "a"), Uid("a")), 0.0)
+    # Before the claim is known: kube-scheduler deletes it when a binding fails.
+    assert isinstance(world.decisions.decide(question).decision, Lend)
+    world.claim("made")
     assert isinstance(world.decisions.decide(question).decision, Proceed | Wait)
 
 
