@@ -13,7 +13,24 @@ import msgspec
 
 from dra_driver.api.meta import DriverName, ObjectMeta, PoolName, Resource, Uid, Wire, WireObject
 from dra_driver.api.quantity import Quantity
-from dra_driver.api.shared import shared_attributes, shared_capacities
+from dra_driver.api.slices import (
+    RESOURCE_SLICES,
+    CapacityRequestPolicy,
+    CapacityRequestPolicyRange,
+    Counter,
+    CounterSet,
+    Device,
+    DeviceAttribute,
+    DeviceCapacity,
+    DeviceCounterConsumption,
+    DeviceTaint,
+    NodeSelector,
+    NodeSelectorRequirement,
+    NodeSelectorTerm,
+    ResourcePool,
+    ResourceSlice,
+    ResourceSliceSpec,
+)
 
 __all__ = [
     "DEVICE_CLASSES",
@@ -68,147 +85,6 @@ __all__ = [
 ]
 
 TaintEffect = Literal["None", "NoSchedule", "NoExecute"]
-
-
-# --- node selectors (core/v1) -------------------------------------------------------------------------------
-
-
-class NodeSelectorRequirement(Wire, frozen=True, kw_only=True):
-    """``core/v1 NodeSelectorRequirement``: operator is In, NotIn, Exists, DoesNotExist, Gt or Lt."""
-
-    key: str
-    operator: str
-    values: tuple[str, ...] = ()
-
-
-class NodeSelectorTerm(Wire, frozen=True, kw_only=True):
-    """Requirements that must all hold."""
-
-    match_expressions: tuple[NodeSelectorRequirement, ...] = ()
-    match_fields: tuple[NodeSelectorRequirement, ...] = ()
-
-
-class NodeSelector(Wire, frozen=True, kw_only=True):
-    """Terms of which one must hold."""
-
-    node_selector_terms: tuple[NodeSelectorTerm, ...] = ()
-
-
-# --- ResourceSlice ------------------------------------------------------------------------------------------
-
-
-class DeviceAttribute(Wire, frozen=True, kw_only=True):
-    """One attribute: exactly one of the values is set. The plural ones need DRAListTypeAttributes."""
-
-    int_value: int | None = msgspec.field(default=None, name="int")
-    bool_value: bool | None = msgspec.field(default=None, name="bool")
-    string_value: str | None = msgspec.field(default=None, name="string")
-    version_value: str | None = msgspec.field(default=None, name="version")
-    ints: tuple[int, ...] | None = None
-    bools: tuple[bool, ...] | None = None
-    strings: tuple[str, ...] | None = None
-    versions: tuple[str, ...] | None = None
-
-
-class CapacityRequestPolicyRange(Wire, frozen=True, kw_only=True):
-    """Values that a request for shared capacity may take: ``min``, ``min + step``, … up to ``max``."""
-
-    min: Quantity
-    max: Quantity | None = None
-    step: Quantity | None = None
-
-
-class CapacityRequestPolicy(Wire, frozen=True, kw_only=True):
-    """How requests for one capacity of a device that is allocated several times are rounded (KEP-5075)."""
-
-    default: Quantity | None = None
-    valid_values: tuple[Quantity, ...] = ()
-    valid_range: CapacityRequestPolicyRange | None = None
-
-
-class DeviceCapacity(Wire, frozen=True, kw_only=True):
-    """One capacity of a device."""
-
-    value: Quantity
-    request_policy: CapacityRequestPolicy | None = None
-
-
-class Counter(Wire, frozen=True, kw_only=True):
-    """An amount in a counter set."""
-
-    value: Quantity
-
-
-class CounterSet(Wire, frozen=True, kw_only=True):
-    """Counters that the partitions of one physical device share (KEP-4815)."""
-
-    name: str
-    counters: Mapping[str, Counter] = msgspec.field(default_factory=dict)
-
-
-class DeviceCounterConsumption(Wire, frozen=True, kw_only=True):
-    """What a device takes from a counter set."""
-
-    counter_set: str
-    counters: Mapping[str, Counter] = msgspec.field(default_factory=dict)
-
-
-class DeviceTaint(Wire, frozen=True, kw_only=True):
-    """``spec.devices[].taints[]`` (KEP-5055)."""
-
-    key: str
-    effect: str
-    value: str = ""
-    time_added: str | None = None
-
-
-class Device(Wire, frozen=True, kw_only=True):
-    """``spec.devices[]``. ``node_name`` and its siblings apply with ``perDeviceNodeSelection`` only."""
-
-    name: str
-    attributes: Mapping[str, DeviceAttribute] = msgspec.field(default_factory=dict)
-    capacity: Mapping[str, DeviceCapacity] = msgspec.field(default_factory=dict)
-    consumes_counters: tuple[DeviceCounterConsumption, ...] = ()
-    node_name: str | None = None
-    node_selector: NodeSelector | None = None
-    all_nodes: bool | None = None
-    taints: tuple[DeviceTaint, ...] = ()
-    binds_to_node: bool | None = None
-    binding_conditions: tuple[str, ...] = ()
-    binding_failure_conditions: tuple[str, ...] = ()
-    allow_multiple_allocations: bool | None = None
-
-    def __post_init__(self) -> None:
-        """Share what is equal in devices of one model: most attributes are."""
-        shared_attributes(self.attributes)
-        msgspec.structs.force_setattr(self, "capacity", shared_capacities(self.capacity))
-
-
-class ResourcePool(Wire, frozen=True, kw_only=True):
-    """``spec.pool``: usable only when ``resource_slice_count`` slices of its newest generation are there."""
-
-    name: PoolName
-    generation: int
-    resource_slice_count: int
-
-
-class ResourceSliceSpec(Wire, frozen=True, kw_only=True):
-    """``spec``: devices or shared counters, never both."""
-
-    driver: DriverName
-    pool: ResourcePool
-    node_name: str | None = None
-    node_selector: NodeSelector | None = None
-    all_nodes: bool | None = None
-    per_device_node_selection: bool | None = None
-    devices: tuple[Device, ...] = ()
-    shared_counters: tuple[CounterSet, ...] = ()
-
-
-class ResourceSlice(WireObject, frozen=True, kw_only=True):
-    """A part of a pool of devices."""
-
-    spec: ResourceSliceSpec
 
 
 # --- selectors, requests ------------------------------------------------------------------------------------
@@ -467,7 +343,6 @@ class DeviceTaintRule(WireObject, frozen=True, kw_only=True):
 
 
 _GROUP = "resource.k8s.io"
-RESOURCE_SLICES = Resource(_GROUP, "v1", "resourceslices", "ResourceSlice", ResourceSlice, namespaced=False)
 RESOURCE_CLAIMS = Resource(_GROUP, "v1", "resourceclaims", "ResourceClaim", ResourceClaim, namespaced=True)
 RESOURCE_CLAIM_TEMPLATES = Resource(
     _GROUP, "v1", "resourceclaimtemplates", "ResourceClaimTemplate", ResourceClaimTemplate, namespaced=True
