@@ -29,6 +29,7 @@ __all__ = [
     "CREATED_BY_CONTROLLER",
     "CREATED_BY_NODE",
     "AllocatorRecord",
+    "is_complete",
     "is_owned_by",
     "is_published_by_node",
     "missing_slices",
@@ -167,6 +168,15 @@ def newest_generation(slices: Iterable[ResourceSlice]) -> tuple[ResourceSlice, .
     known = tuple(slices)
     newest = max((s.spec.pool.generation for s in known), default=0)
     return tuple(s for s in known if s.spec.pool.generation == newest)
+
+
+def is_complete(slices: Iterable[ResourceSlice]) -> bool:
+    """Return whether all slices of a pool's newest generation are there; readers use no other pool.
+
+    A pool without any slice is complete: there is none that would have to follow.
+    """
+    newest = newest_generation(slices)
+    return not newest or len(newest) == newest[0].spec.pool.resource_slice_count
 
 
 def newest_devices(slices: Iterable[ResourceSlice]) -> dict[str, Device]:

@@ -26,7 +26,7 @@ from typing import Final
 
 from dra_driver.api.own.inventory import LentUnit
 from dra_driver.api.resource import ResourceSlice
-from dra_driver.ownership import devices_in, newest_devices, units, unprotected_devices
+from dra_driver.ownership import devices_in, is_complete, newest_devices, units, unprotected_devices
 from dra_driver.publishing.handover import HandoverState
 from dra_driver.publishing.tables import Transition, total
 
@@ -211,6 +211,8 @@ class LoanFacts:
         now: monotonic time in seconds.
         drain: seconds that kube-scheduler has to write what it has decided.
         closing: seconds until every API server knows what is recalled.
+        complete: whether the newest generation of the pool is complete. While it is not, kube-scheduler
+            allocates nothing from the pool, and devices may be missing whose slice is yet to be written.
     """
 
     noted: bool | None
@@ -221,6 +223,7 @@ class LoanFacts:
     now: float
     drain: float
     closing: float
+    complete: bool = True
 
 
 # --- one unit -----------------------------------------------------------------------------------------------
@@ -276,6 +279,8 @@ def look_at_loan(loan: Loan, facts: LoanFacts) -> tuple[Loan, tuple[LoanEffect, 
         events = [LoanEvent.TAKEN]
     effects: list[LoanEffect] = []
     for event in events:
+        if event is facts.slices and loan.state.untainted and not facts.complete:
+            continue  # the slices that are to be lent from are still being written
         loan, more = advance_loan(loan, event, facts.now)
         effects += more
     left = loan.since + (facts.drain if loan.state is LoanState.DRAINING else facts.closing) - facts.now
@@ -297,6 +302,8 @@ class Lending:
         loans: by unit, as of the last look.
         over: units whose loan has to end.
         lends: whether devices are lent where pods need that.
+        withholds_counters: whether the counters of a pool are kept from kube-scheduler while nothing of it is
+            lent, so that a loan elsewhere costs it little.
         strays: see ``PoolFacts``.
         recalled: devices of which an allocation is refused still; their taint stays until it is not.
         claims_seen: see ``LoanFacts``.
@@ -306,6 +313,7 @@ class Lending:
     loans: Mapping[str, Loan] = field(default_factory=dict)
     over: frozenset[str] = frozenset()
     lends: bool = False
+    withholds_counters: bool = False
     strays: bool = False
     recalled: frozenset[str] = frozenset()
     claims_seen: bool | None = None
@@ -383,6 +391,7 @@ def look_at_loans(loans: Mapping[str, Loan], facts: PoolFacts) -> PoolLook:
         unit_facts = LoanFacts(
             noted=unit in noted and (loan.touched <= noted[unit] or None),
             slices=_slices_event(facts.slices, unit, bare),
+            complete=is_complete(facts.slices),
             over=unit in facts.over or not (ours and facts.may_lend),
             taken=taken,
             claims_seen=facts.claims_seen,
