@@ -213,6 +213,8 @@ class PoolLoans:
             over=frozenset(loans if self._mode is not LendingMode.ON else over),
             # Where nothing can be recalled nothing is lent, and extended resources are served by nobody.
             lends=self._mode is LendingMode.ON and not (self._begun and self._recalls is None),
+            # Not where recalls cannot be read for a moment: it would have all pools written anew.
+            withholds_counters=self._mode is LendingMode.ON,
             strays=self._mode is not LendingMode.OFF,
             recalled=self.refused(pool),
             claims_seen=claims_seen,

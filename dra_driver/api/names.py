@@ -12,6 +12,7 @@ __all__ = [
     "CLAIM_FINALIZER",
     "CONTROLLER_FIELD_MANAGER",
     "CONTROLLER_TAINT",
+    "COUNTERS_ANNOTATION",
     "DEFAULT_DRIVER_NAME",
     "DEFAULT_SCHEDULER",
     "DEVICE_CLASSES",
@@ -65,6 +66,10 @@ LENDING_STATUS: Final = "dra-driver-lending"
 # Devices of a pool that our controller allocates carry this NoSchedule taint, so that kube-scheduler's
 # allocator never picks them; the value is "allocates".
 CONTROLLER_TAINT: Final = "dra-driver.dev/controller"
+
+# On slices of a pool of which kube-scheduler can allocate nothing: the counters, as JSON, in place of
+# ``sharedCounters`` and ``consumesCounters`` (see ``ResourceSlice``).
+COUNTERS_ANNOTATION: Final = "dra-driver.dev/counters"
 
 # Scheduling gate of pods whose claims our controller allocates, and the namespace label that turns it on
 # (value "controller").

@@ -7,12 +7,16 @@ Source: the API reference of Kubernetes 1.34 to 1.36; KEP-4815 for counters.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
+from dra_driver.api import codec
 from dra_driver.api.meta import DriverName, PoolName, Resource, Wire, WireObject
+from dra_driver.api.names import COUNTERS_ANNOTATION
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.shared import shared_attributes, shared_capacities
+from dra_driver.errors import DecodeError
 
 __all__ = [
     "RESOURCE_SLICES",
@@ -169,9 +173,71 @@ class ResourceSliceSpec(Wire, frozen=True, kw_only=True):
 
 
 class ResourceSlice(WireObject, frozen=True, kw_only=True):
-    """A part of a pool of devices."""
+    """A part of a pool of devices, with its counters, however they are stored.
+
+    For each node that kube-scheduler tries for a claim, it reads every slice with counters of the whole
+    cluster. Where it can allocate nothing from a pool, the controller therefore stores the counters in the
+    annotation ``COUNTERS_ANNOTATION``. Whatever decodes this struct gets them back in their fields: without
+    them, overlapping partitions would look like devices of their own. The value of the annotation is empty
+    from then on; its presence says how the slice is stored.
+
+    An annotation that cannot be decoded leaves no devices, because it is not known what they share.
+    """
 
     spec: ResourceSliceSpec
+
+    def __post_init__(self) -> None:
+        """Restore the counters from the annotation."""
+        annotations = self.metadata.annotations
+        stored = annotations.get(COUNTERS_ANNOTATION) if annotations else None
+        if not annotations or not stored:
+            return
+        meta = msgspec.structs.replace(self.metadata, annotations={**annotations, COUNTERS_ANNOTATION: ""})
+        msgspec.structs.force_setattr(self, "metadata", meta)
+        msgspec.structs.force_setattr(self, "spec", _with_counters(self.spec, stored))
+
+    @property
+    def withholds_counters(self) -> bool:
+        """Whether the counters are stored in the annotation, where kube-scheduler does not see them."""
+        return COUNTERS_ANNOTATION in (self.metadata.annotations or {})
+
+    def as_stored(self) -> dict[str, Any]:
+        """Return the slice as plain data, as it is sent to the API server."""
+        if not self.withholds_counters:
+            return codec.to_raw(RESOURCE_SLICES, self)
+        consumed = {d.name: d.consumes_counters for d in self.spec.devices if d.consumes_counters}
+        devices = tuple(msgspec.structs.replace(d, consumes_counters=()) for d in self.spec.devices)
+        spec = msgspec.structs.replace(self.spec, devices=devices, shared_counters=())
+        counters = _WithheldCounters(shared_counters=self.spec.shared_counters, consumes_counters=consumed)
+        raw = codec.to_raw(RESOURCE_SLICES, msgspec.structs.replace(self, spec=spec))
+        raw["metadata"]["annotations"][COUNTERS_ANNOTATION] = codec.encode(counters).decode()
+        return raw
+
+
+class _WithheldCounters(Wire, frozen=True, kw_only=True):
+    """What the annotation says, as JSON.
+
+    Attributes:
+        shared_counters: ``spec.sharedCounters``.
+        consumes_counters: name of a device → its ``consumesCounters``.
+    """
+
+    shared_counters: tuple[CounterSet, ...] = ()
+    consumes_counters: Mapping[str, tuple[DeviceCounterConsumption, ...]] = {}
+
+
+def _with_counters(spec: ResourceSliceSpec, stored: str) -> ResourceSliceSpec:
+    try:
+        counters = codec.decode(_WithheldCounters, stored)
+    except DecodeError:
+        return msgspec.structs.replace(spec, devices=())
+    devices = tuple(
+        msgspec.structs.replace(d, consumes_counters=counters.consumes_counters[d.name])
+        if d.name in counters.consumes_counters
+        else d
+        for d in spec.devices
+    )
+    return msgspec.structs.replace(spec, devices=devices, shared_counters=counters.shared_counters)
 
 
 RESOURCE_SLICES = Resource(

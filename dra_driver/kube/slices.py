@@ -6,7 +6,6 @@ from typing import Any, Protocol
 
 import structlog
 
-from dra_driver.api import codec
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES, DeviceInventory
 from dra_driver.api.resource import RESOURCE_SLICES, ResourceSlice
 from dra_driver.errors import Conflict, DraError, NotFound
@@ -113,7 +112,7 @@ async def _write(client: KubeClient, step: WriteSlice, observer: Observer) -> No
 
 
 async def _stored(client: KubeClient, write: SliceWrite) -> ResourceSlice:
-    body = codec.to_raw(RESOURCE_SLICES, write.slice)
+    body = write.slice.as_stored()
     try:
         if write.replaces is None:
             return await client.create(RESOURCE_SLICES, body)

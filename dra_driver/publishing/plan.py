@@ -307,12 +307,22 @@ def _desired(seen: Seen, counted: CountedResources, state: EpochState) -> _Desir
     handover, effects, again = look(seen.handover, facts)
     lent = _look_at_loans(seen, handover, state)
     refusal = seen.refusal if desired.allocator is PoolAllocator.CONTROLLER else ""
+    loans = untainted_devices(lent.loans) - seen.lending.recalled
     if handover.state.allocator is not desired.allocator or lent.loans:
-        loans = untainted_devices(lent.loans) - seen.lending.recalled
         desired = _build(seen, counted, handover.state.allocator, _held(seen, lent.loans), loans)
+    # kube-scheduler needs the counters of a pool from which it can allocate something.
+    withholds = (
+        seen.lending.withholds_counters and desired.allocator is PoolAllocator.CONTROLLER and not loans
+    )
     # Where devices are lent, kube-scheduler serves extended resources with them.
     conflicts = () if seen.lending.lends else extended_resource_conflicts(desired, seen.classes)
-    desired = replace(desired, refusal=refusal, doubts=seen.doubts, conflicts=conflicts)
+    desired = replace(
+        desired,
+        refusal=refusal,
+        doubts=seen.doubts,
+        conflicts=conflicts,
+        withholds_counters=withholds and desired.partitioned,
+    )
     return _Desired(desired, handover, effects, lent, again)
 
 

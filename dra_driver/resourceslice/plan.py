@@ -5,7 +5,7 @@ exactly ``resourceSliceCount`` of them. Hence:
 
 * one slice differs and the number stays: it is written in place, with the same generation;
 * anything else: every slice is written with a new generation. Until the last one is there, the pool counts as
-  incomplete, so no reader sees a mix;
+  incomplete, so no reader sees a mix, of counters that are withheld and others neither;
 * slices that are no longer wanted have an older generation by then, which no reader uses; they go last.
 
 Names are deterministic, other than those of Kubernetes' own slice controller (``generateName``): a controller
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import msgspec
 
 from dra_driver.api.meta import ObjectMeta, OwnerReference
+from dra_driver.api.names import COUNTERS_ANNOTATION
 from dra_driver.api.resource import Device, ResourcePool, ResourceSlice, ResourceSliceSpec
 from dra_driver.ownership import is_owned_by, slice_name
 from dra_driver.resourceslice.types import DesiredPool
@@ -127,14 +128,32 @@ def _writes(
             devices=_with_times(content.devices, old),
             shared_counters=content.shared_counters,
         )
+        withholds = desired.withholds_counters and content.has_counters
         if old is None:
-            meta = ObjectMeta(name=name, labels=labels, owner_references=(owner,))
+            meta = ObjectMeta(
+                name=name,
+                labels=labels,
+                annotations=_annotations(None, withholds=withholds),
+                owner_references=(owner,),
+            )
             writes.append(SliceWrite(ResourceSlice(metadata=meta, spec=spec)))
-        elif altered(spec, old.spec) or not is_owned_by(old, owner):
+        elif (
+            altered(spec, old.spec) or not is_owned_by(old, owner) or old.withholds_counters is not withholds
+        ):
             others = tuple(o for o in old.metadata.owner_references or () if not o.controller)
-            meta = msgspec.structs.replace(old.metadata, owner_references=(*others, owner))
+            meta = msgspec.structs.replace(
+                old.metadata,
+                annotations=_annotations(old.metadata.annotations, withholds=withholds),
+                owner_references=(*others, owner),
+            )
             writes.append(SliceWrite(ResourceSlice(metadata=meta, spec=spec), old))
     return writes
+
+
+def _annotations(old: Mapping[str, str] | None, *, withholds: bool) -> Mapping[str, str] | None:
+    """Return the annotations of a slice, with or without the one by which it withholds its counters."""
+    others = {key: value for key, value in (old or {}).items() if key != COUNTERS_ANNOTATION}
+    return {**others, COUNTERS_ANNOTATION: ""} if withholds else others or None
 
 
 def _with_times(devices: tuple[Device, ...], old: ResourceSlice | None) -> tuple[Device, ...]:

@@ -131,6 +131,11 @@ class SliceContent:
     devices: tuple[Device, ...] = ()
     shared_counters: tuple[CounterSet, ...] = ()
 
+    @property
+    def has_counters(self) -> bool:
+        """Whether there are counters, or devices that consume some."""
+        return bool(self.shared_counters) or any(d.consumes_counters for d in self.devices)
+
 
 @dataclass(frozen=True, slots=True)
 class DesiredPool:
@@ -151,6 +156,7 @@ class DesiredPool:
         outcomes: policy → what became of it here.
         sources: field of the pool → policy that it is from.
         partitioned: whether there are counters.
+        withholds_counters: whether the counters are stored where kube-scheduler does not see them.
         withheld: devices that a device plugin of the node hands out; they are not in the slices.
         refusal: why the controller does not get the pool, or should not have it, though it is wanted.
         doubts: what of the inventory is published and can hardly be true, for people.
@@ -171,6 +177,7 @@ class DesiredPool:
     outcomes: Mapping[str, PolicyOutcome] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     partitioned: bool = False
+    withholds_counters: bool = False
     withheld: tuple[Withheld, ...] = ()
     refusal: str = ""
     doubts: tuple[str, ...] = ()

@@ -4,13 +4,14 @@ kube-scheduler tries the nominated node of a pod first, and looks no further whe
 loan costs it one look. It looks at every node for a pod that it could not place there: such a pod has no gate
 any more, and is tried again whenever a slice changes, as every loan has it. Meanwhile it places no other pod
 of the cluster. Any loan may be in vain, as when kube-scheduler sees the pod before the slice, so what is
-bounded is the cost of a look at every node for the pod, and for those that wait without the gate together:
-with a cut GPU on each of 5,000 nodes, one such look took minutes.
+bounded is the cost of a look at every node for the pod, and for those that wait without the gate together.
+What it costs depends above all on the number of pools with counters: with those of a cut GPU on each of 5,000
+nodes, one such look took minutes. Therefore counters are withheld where nothing is lent (``ResourceSlice``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from controller.allocate.decide import Lend, PodID, is_finished
@@ -31,16 +32,21 @@ RETRY_SECONDS: Final = 30.0
 
 
 class CounterPools:
-    """Counts slices, and the pools with counters.
+    """Counts slices, and the pools with counters that kube-scheduler sees.
 
     Args:
         slices: of the whole cluster.
+
+    Attributes:
+        fewer: sent when kube-scheduler sees the counters of fewer pools.
     """
 
     def __init__(self, slices: Informer[ResourceSlice]) -> None:
+        self.fewer: Signal[[]] = Signal()
         self._slices = slices
-        # Slices of each pool that have counters, by name.
+        # Slices of each pool that have counters, by name: those that kube-scheduler sees, and the others.
         self._with: dict[PoolID, set[str]] = {}
+        self._withheld: dict[PoolID, set[str]] = {}
         slices.add_handler(Handler(added=self._seen, updated=lambda _, s: self._seen(s), deleted=self._gone))
 
     def __len__(self) -> int:
@@ -51,19 +57,33 @@ class CounterPools:
         """The number of all slices."""
         return len(self._slices)
 
+    def withheld(self, pools: Iterable[PoolID]) -> int:
+        """Return of how many of these pools the counters are withheld, until something of them is lent."""
+        return sum(pool in self._withheld and pool not in self._with for pool in pools)
+
     def _seen(self, slice_: ResourceSlice) -> None:
+        before = len(self)
+        self._remove(slice_)
         if slice_.spec.shared_counters:
-            self._with.setdefault(pool_of_slice(slice_), set()).add(slice_.metadata.name)
-        else:
-            self._gone(slice_)
+            counted = self._withheld if slice_.withholds_counters else self._with
+            counted.setdefault(pool_of_slice(slice_), set()).add(slice_.metadata.name)
+        if len(self) < before:
+            self.fewer.send()
 
     def _gone(self, slice_: ResourceSlice) -> None:
+        before = len(self)
+        self._remove(slice_)
+        if len(self) < before:
+            self.fewer.send()
+
+    def _remove(self, slice_: ResourceSlice) -> None:
         pool = pool_of_slice(slice_)
-        names = self._with.get(pool)
-        if names is not None:
-            names.discard(slice_.metadata.name)
-            if not names:
-                del self._with[pool]
+        for counted in (self._with, self._withheld):
+            names = counted.get(pool)
+            if names is not None:
+                names.discard(slice_.metadata.name)
+                if not names:
+                    del counted[pool]
 
 
 class LoanLimits:
@@ -98,6 +118,7 @@ class LoanLimits:
         self._nodes: dict[Uid, int] = {}
         self._waiting: dict[Uid, int] = {}
         changed.listen(self._again)
+        counted.fewer.listen(self._again)
         ended.listen(self._ended)
         pods.add_handler(Handler(updated=lambda _, pod: self._seen(pod), deleted=self._forget))
 
@@ -116,29 +137,37 @@ class LoanLimits:
             # kube-scheduler tries it in any case: the sooner it has devices, the better.
             self._waiting[uid] = decision.suitable
             return "", 0.0
-        pools = len(self._counted)
-        look = look_seconds(pools)
+        if why := self._too_costly(decision):
+            self._refused.add(pod.key)
+            return why, RETRY_SECONDS
+        return "", 0.0
+
+    def _too_costly(self, decision: Lend) -> str:
+        """Return why the loan could cost kube-scheduler more than the budget; empty if it could not."""
+        lent = self._counted.withheld(pool for pool, _ in decision.devices)
+        pools, slices = len(self._counted) + lent, self._counted.slices
+        look = look_seconds(slices, pools)
         if look > self._budget:
             return (
                 f"kube-scheduler would need about {look:.1f} s to look at one node, because of {pools} pools "
                 f"with counters, and may spend {self._budget:g} s on it"
-            ), RETRY_SECONDS
-        own = scan_seconds(decision.suitable, self._counted.slices, pools)
+            )
+        own = scan_seconds(decision.suitable, slices, pools)
         if own > self._budget:
             return (
                 f"kube-scheduler would need about {own:.1f} s to look at the {decision.suitable} nodes that "
                 f"suit the pod if it could not use what is lent, because of {pools} pools with counters, and "
                 f"may spend {self._budget:g} s on it"
-            ), RETRY_SECONDS
-        seconds = sum(scan_seconds(nodes, self._counted.slices, pools) for nodes in self._waiting.values())
+            )
+        seconds = sum(scan_seconds(nodes, slices, pools) for nodes in self._waiting.values())
         if self._waiting and seconds + own > self._budget:
             number = len(self._waiting)
             return (
                 f"{number} pod{'s' * (number != 1)} without the gate could not be placed with what was lent, "
                 f"and kube-scheduler needs about {seconds:.1f} s to look at all nodes for that each time; "
                 f"it may spend {self._budget:g} s on it"
-            ), RETRY_SECONDS
-        return "", 0.0
+            )
+        return ""
 
     def _ended(self, pod: PodID, _nodes: tuple[str, ...], ending: Ending) -> None:
         nodes = self._nodes.pop(pod.uid, 0)

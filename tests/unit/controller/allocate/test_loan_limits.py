@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import builders
+import msgspec
 import virtual_time
 from builders import NAMESPACE
 from fake_client import FakeClient
@@ -15,9 +16,11 @@ from controller.allocate.decide import Lend, LentNode, PodID
 from controller.allocate.lending import CounterPools, Ending, LoanLimits
 from controller.allocate.signal import Signal
 from dra_driver.api.core import PODS, Pod
-from dra_driver.api.meta import ObjectKey
+from dra_driver.api.meta import ObjectKey, PoolName
+from dra_driver.api.names import COUNTERS_ANNOTATION
 from dra_driver.api.resource import RESOURCE_SLICES
 from dra_driver.kube import Informer
+from dra_driver.ownership import PoolID
 
 
 class World:
@@ -87,12 +90,12 @@ def test_a_look_at_one_node_that_costs_too_much_is_refused() -> None:
 
 
 def test_a_loan_that_would_cost_too_much_if_it_were_in_vain_is_refused() -> None:
-    world = World(1.0, pools=350)
+    world = World(1.0, pools=500)
 
     async def scenario() -> None:
-        assert "the 350 nodes that suit the pod" in world.refusal("anywhere", 350)
+        assert "the 500 nodes that suit the pod" in world.refusal("anywhere", 500)
         assert world.refusal("on-few", 100) == ""
-        assert world.refusal("tried-anyway", 350, gated=False) == ""
+        assert world.refusal("tried-anyway", 500, gated=False) == ""
 
     run(world, scenario)
 
@@ -131,3 +134,35 @@ def test_a_pod_that_gets_what_was_lent_costs_nothing_more() -> None:
         assert world.refusal("two", 1) == ""
 
     run(world, scenario)
+
+
+def test_withheld_counters_cost_nothing_until_something_of_their_pool_is_lent() -> None:
+    world = World(1.0, pools=500)
+    for i in range(500):
+        withhold(world, i)
+    lend = Lend((LentNode("n1", ((PoolID(builders.DRIVER, PoolName("m0")), ("c",)),)),), suitable=5_000)
+
+    async def scenario() -> None:
+        assert len(world.counted) == 0
+        assert world.limits.refusal(world.pod("first"), lend) == ("", 0.0)
+        for i in range(20):
+            withhold(world, i, withheld=False)
+        await asyncio.sleep(1.0)
+        assert len(world.counted) == 20
+        why, again = world.limits.refusal(world.pod("second"), lend)
+        assert "because of 20 pools with counters" in why
+        assert again == 30.0
+        assert not world.looked
+        withhold(world, 1)
+        await asyncio.sleep(1.0)
+        assert world.looked == [world.pod("second").key]  # not after 30 s
+
+    run(world, scenario)
+
+
+def withhold(world: World, number: int, *, withheld: bool = True) -> None:
+    name = builders.resource_slice(f"m{number}")["metadata"]["name"]
+    slice_ = world.cluster.obj(RESOURCE_SLICES, name)
+    annotations = {COUNTERS_ANNOTATION: ""} if withheld else None
+    meta = msgspec.structs.replace(slice_.metadata, annotations=annotations)
+    world.cluster.put(RESOURCE_SLICES, msgspec.structs.replace(slice_, metadata=meta).as_stored())
