@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import cluster_support as support
@@ -10,16 +11,24 @@ import yaml
 
 from dra_driver.api.core import EVENTS, NAMESPACES
 from dra_driver.api.names import ALLOCATOR_LABEL, DEFAULT_DRIVER_NAME, SYSTEM_NAMESPACE
-from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_SLICES
+from dra_driver.api.own.policy import DEVICE_POLICIES
+from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_SLICES, ResourceSlice
 from dra_driver.errors import Conflict
 from dra_driver.kube import KubeApi
 from dra_driver.ownership import bare_devices
 from dra_driver.sim.assets import deploy_directory
 from dra_driver.sim.cluster import EmbeddedCluster
+from dra_driver.sim.controlplane.stored_slices import STORED_SLICES
 
 pytestmark = pytest.mark.sim
 
 GPU = "vendor.example/gpu"
+CUT = {
+    "apiVersion": "dra-driver.dev/v1alpha1",
+    "kind": "DevicePolicy",
+    "metadata": {"name": "cut"},
+    "spec": {"partitions": {"profiles": ["1g.10gb", "2g.20gb"]}},
+}
 COLLECTIONS = {
     "ConfigMap": f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps",
     "MutatingAdmissionPolicy": "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies",
@@ -90,3 +99,60 @@ def test_extended_resources_are_served_by_the_scheduler_and_claims_by_the_contro
         await support.no_claims(cluster)
 
     support.run(scenario, support.config("l4x4", controller_flags=("--lending=on",)), seconds=220)
+
+
+def test_parts_of_a_cut_gpu_are_lent_beside_those_that_the_controller_allocates() -> None:
+    async def scenario(cluster: EmbeddedCluster) -> None:
+        assert isinstance(cluster.api, KubeApi)
+        await prepare(cluster)
+        await cluster.api.create(DEVICE_POLICIES, CUT)
+        expression = (
+            f'device.driver == "{DEFAULT_DRIVER_NAME}" && '
+            f'device.attributes["{DEFAULT_DRIVER_NAME}"].?type.orValue("") == "mig"'
+        )
+        part = {"spec": {"selectors": [{"cel": {"expression": expression}}]}}
+        await cluster.api.merge_patch(DEVICE_CLASSES, DEFAULT_DRIVER_NAME, part)
+
+        async def withheld() -> bool:
+            read = (await cluster.api.list(RESOURCE_SLICES)).items
+            seen = (await cluster.api.list(STORED_SLICES)).items
+            return any(s.spec.shared_counters for s in read) and not any(counted(s) for s in seen)
+
+        await cluster.wait_for("slices with counters, which the scheduler does not see", withheld)
+        # Best fit takes the parts of as few GPUs as possible, so both allocate from the same ones.
+        pods = [f"own-{i}" for i in range(4)] + [f"lent-{i}" for i in range(4)]
+        await support.apply(cluster, support.TEMPLATE)
+        for own, lent in zip(pods[:4], pods[4:], strict=True):
+            await support.apply(cluster, support.gpu_pod(own), asking(lent, 2))
+        for name in pods:
+            await support.phase(cluster, name, "Running")
+        slices = (await cluster.api.list(RESOURCE_SLICES)).items
+        devices = {d.name: d for s in slices for d in s.spec.devices}
+        taken: Counter[tuple[str, str]] = Counter()
+        held = [
+            devices[result.device]
+            for claim in await support.claims(cluster)
+            if claim.status.allocation is not None
+            for result in claim.status.allocation.devices.results
+        ]
+        assert len(held) == len({d.name for d in held}) == 12
+        for device in held:
+            for used in device.consumes_counters:
+                for name, counter in used.counters.items():
+                    taken[used.counter_set, name] += counter.value.nano
+        for set_ in (c for s in slices for c in s.spec.shared_counters):
+            for name, counter in set_.counters.items():
+                assert taken[set_.name, name] <= counter.value.nano
+        await cluster.wait_for("the counters to be withheld again", withheld)
+        for name in pods:
+            await support.delete(cluster, name)
+            await support.gone(cluster, name)
+        await support.no_claims(cluster)
+
+    flags = ("--lending=on",)
+    support.run(scenario, support.config("dgx-h100", controller_flags=flags), seconds=400)
+
+
+def counted(slice_: ResourceSlice) -> bool:
+    """Return whether kube-scheduler goes through all slices because of this one."""
+    return bool(slice_.spec.shared_counters) or any(d.consumes_counters for d in slice_.spec.devices)
