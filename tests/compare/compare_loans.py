@@ -2,7 +2,8 @@
 
 Played with ``--only loans`` alone, and with the controller only: kube-scheduler alone would look at the
 partitions of every node for every pod. A stream of pods without claims is bound, first with nothing beside;
-then while devices are lent to kube-scheduler for pods with extended resources.
+then while devices are lent to kube-scheduler for pods with extended resources; then the same beside a pod
+without a gate that fits nowhere, for which kube-scheduler tries every node whenever a slice changes.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from compare_report import Figure
 from compare_stage import Measured, Scenario, Stage
 from controller_watch import Follower
 
+from dra_driver.api.core import PODS
 from dra_driver.api.names import ALLOCATION_GATE, DEFAULT_DRIVER_NAME
 from dra_driver.api.resource import DEVICE_CLASSES
 
 __all__ = ["LOANS"]
 
 RESOURCE, CLASS = "compared.example/partition", "compared-partition"
+MORE_THAN_A_GPU_HAS = 8
 # Fewer where there is less time.
 NODES = int(os.environ.get("LOAN_NODES") or 5000)
 PHASE_SECONDS, EVERY_SECONDS, LOAN_EVERY_SECONDS = 90.0, 0.5, 2.0
@@ -38,10 +41,11 @@ def _ordinary(stage: Stage, name: str) -> dict[str, Any]:
     return body
 
 
-def _asking(stage: Stage, name: str) -> dict[str, Any]:
-    """Return a pod that asks for a partition as an extended resource."""
+def _asking(stage: Stage, name: str, partitions: int = 1) -> dict[str, Any]:
+    """Return a pod that asks for partitions as an extended resource."""
     body = stage.body(name)
-    resources = {"limits": {RESOURCE: "1"}, "requests": {RESOURCE: "1"}}
+    amount = {RESOURCE: str(partitions)}
+    resources = {"limits": amount, "requests": amount}
     body["spec"] = {"containers": [{"name": "main", "image": "none", "resources": resources}]}
     # As the policy does, which the API server may not know yet.
     body["spec"]["schedulingGates"] = [{"name": ALLOCATION_GATE}]
@@ -72,10 +76,12 @@ async def _stream(stage: Stage, f: Follower, phase: str, *, loans: bool = False)
         with contextlib.suppress(AssertionError):  # the number of those that were tells
             await f.until("bound", lent, BOUND_SECONDS)
         bound = [name for name in lent if f.pods[name].bound is not None]
-        found |= {f"served-{name}": value for name, value in _spread(f, bound).items()}
-        found |= {"served": float(len(bound)), "asked": float(len(lent))}
+        found |= {f"{phase}-served-{name}": value for name, value in _spread(f, bound).items()}
+        found |= {f"{phase}-served": float(len(bound)), f"{phase}-asked": float(len(lent))}
         handed = [f.pods[name] for name in bound]
-        found["handed"] = max(t.bound - t.ungated for t in handed if t.bound and t.ungated)
+        found[f"{phase}-handed"] = max(
+            (t.bound - t.ungated for t in handed if t.bound and t.ungated), default=0
+        )
     stage.say(", ".join(f"{key} {value:.3f}" for key, value in found.items()))
     return found
 
@@ -105,6 +111,9 @@ async def _loans(stage: Stage) -> Measured:
         await f.until("bound", ["first"], FIRST_SECONDS)
         stage.say(f"the first loan took {f.summary('bound')}")
         values |= await _stream(stage, f, "loans", loans=True)
+        await f.create(_asking(stage, "nowhere", MORE_THAN_A_GPU_HAS))
+        await stage.api.merge_patch(PODS, "nowhere", {"spec": {"schedulingGates": None}}, stage.namespace)
+        values |= await _stream(stage, f, "vain", loans=True)
     return Measured(values)
 
 
@@ -116,6 +125,16 @@ def _figures(phase: str, words: str, most: float | None) -> dict[str, Figure]:
     } | {f"{phase}-cpu": Figure(f"kube-scheduler, {words}: cores busy", "")}
 
 
+def _served(phase: str, words: str, most: float | None) -> dict[str, Figure]:
+    return {
+        f"{phase}-asked": Figure(f"pods with extended resources, {words}", ""),
+        f"{phase}-served": Figure("of them bound", ""),
+        f"{phase}-served-p50": Figure("the same: half bound within", "s"),
+        f"{phase}-served-max": Figure("the same: all bound within", "s"),
+        f"{phase}-handed": Figure("the same: bound after their gate was lifted, at most", "s", most=most),
+    }
+
+
 LOANS = Scenario(
     "loans",
     f"pods without claims beside loans, {NODES} nodes of one GPU cut; played where it is named only",
@@ -123,11 +142,9 @@ LOANS = Scenario(
     {
         **_figures("without", "nothing is lent", None),
         **_figures("loans", "devices are lent", 1.0),
-        "asked": Figure("pods with extended resources meanwhile", ""),
-        "served": Figure("of them bound", ""),
-        "served-p50": Figure("the same: half bound within", "s"),
-        "served-max": Figure("the same: all bound within", "s"),
-        "handed": Figure("the same: bound after their gate was lifted, at most", "s", most=1.0),
+        **_served("loans", "devices are lent", 1.0),
+        **_figures("vain", "devices are lent beside a pod that fits nowhere", None),
+        **_served("vain", "devices are lent beside a pod that fits nowhere", None),
     },
     _loans,
     1500,
