@@ -18,6 +18,7 @@ SMALL = {
     "a kill": Scenario(one_unit=True, left=(1, 0, 1, 0, 0, 0)),
     "the slice wiped": Scenario(one_unit=True, left=(1, 0, 0, 1, 0, 0)),
     "a loan before": Scenario(one_unit=True, before=True, left=(1, 1, 0, 0, 0, 0)),
+    "several slices": Scenario(one_unit=True, several=True, left=(1, 1, 0, 0, 0, 0)),
 }
 LARGE = {
     "the slice wiped and another allocation": Scenario(one_unit=True, left=(1, 1, 0, 1, 0, 0)),
@@ -26,6 +27,8 @@ LARGE = {
     "a kill and the slice wiped": Scenario(one_unit=True, left=(1, 0, 1, 1, 0, 0)),
     "kube-scheduler restarted, a claim deallocated": Scenario(one_unit=True, left=(1, 1, 0, 0, 1, 1)),
     "a kill after a loan before": Scenario(one_unit=True, before=True, left=(1, 1, 1, 0, 0, 0)),
+    "several slices and a kill": Scenario(one_unit=True, several=True, left=(1, 0, 1, 0, 0, 0)),
+    "several slices and a wipe": Scenario(one_unit=True, several=True, left=(1, 1, 0, 1, 0, 0)),
     "another loan": Scenario(one_unit=True, left=(2, 1, 0, 0, 0, 0)),
     "two borrowers and the slice wiped": Scenario(lent=(0, 1), borrowers=2, left=(1, 0, 1, 0, 0, 0)),
 }

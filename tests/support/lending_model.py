@@ -19,8 +19,10 @@ from dra_driver.publishing.loans import Loan, LoanEvent, LoanFacts, LoanState, b
 
 NONE: Final = -1
 """In place of a device: a claim is not allocated. In place of the devices of a slice: there is no slice."""
+HALF: Final = 4
+"""With the devices of a slice: another slice of the pool has not its generation yet."""
 
-Kind = Literal["note", "slice", "book", "claim"]
+Kind = Literal["note", "slice", "rest", "book", "claim"]
 S, E = LoanState, LoanEvent
 
 
@@ -28,7 +30,8 @@ class Write(NamedTuple):
     """A write of the controller that the API server has not handled yet.
 
     Attributes:
-        kind: the object: the note in the inventory, the slice, what is recalled, the claim of the controller.
+        kind: the object: the note in the inventory, the slice, the other slice of the pool, what is recalled,
+            the claim of the controller.
         target: what the object shall be: units, untainted devices, or recalled devices as bits; a device.
         newest: whether what it replaces is the newest version; the API server refuses it otherwise.
         ours: whether the process lives that has sent it.
@@ -47,7 +50,7 @@ class State(NamedTuple):
 
     Attributes:
         note: units that are noted.
-        slice: devices without our taint; NONE: the slice is gone.
+        slice: devices without our taint; NONE: the slice is gone; with ``HALF``: the pool is incomplete.
         book: devices that are recalled.
         policy: devices that are recalled as far as the admission policy knows.
         claims: what is allocated, by claim; the last one is the controller's to allocate.
@@ -93,6 +96,7 @@ class Scenario:
     Attributes:
         one_unit: whether the two devices exclude each other.
         borrowers: number of claims that kube-scheduler allocates.
+        several: whether the pool has another slice, without devices, that changes with the first one.
         lent: devices that may be lent; those that could take each other's place need not all be.
         before: whether there was a loan before, of the first device, of which a decision is still under way.
         left: see ``State``.
@@ -101,6 +105,7 @@ class Scenario:
     """
 
     one_unit: bool = False
+    several: bool = False
     borrowers: int = 1
     lent: tuple[int, ...] = (0,)
     before: bool = False
@@ -169,6 +174,10 @@ class World:
             yield from self._allocates(state)
             if state.left[KILLS]:
                 yield self._killed(state)
+                if any(w.kind == "rest" and w.ours for w in state.writes):
+                    # Before the second request was sent.
+                    unsent = frozenset(w for w in state.writes if w.kind != "rest" or not w.ours)
+                    yield self._killed(state._replace(writes=unsent))
         else:
             yield self._started(state)
         for write in state.writes:
@@ -216,6 +225,7 @@ class World:
         return LoanFacts(
             noted=bool(state.seen_note[0] >> unit & 1),
             slices=event,
+            complete=slice_ < HALF,
             over=over,
             taken=False,
             # Read consistently, and compared with what is seen here.
@@ -275,7 +285,7 @@ class World:
             seen, newest = state.seen_note
             if note != seen:
                 yield _sent(state, Write("note", note, newest, ours=True))
-        if "slice" not in busy:
+        if not busy & {"slice", "rest"}:
             seen, newest = state.seen_slice
             if seen == NONE:
                 # Created with every device tainted.
@@ -342,12 +352,18 @@ class World:
             return state
         if write.kind == "book" and write.target == state.book and "real recalls" in self._scenario.without:
             return self._recalled(state, write)
+        same = ("slice", "rest") if write.kind in ("slice", "rest") else (write.kind,)
         state = state._replace(
-            writes=frozenset(w._replace(newest=False) if w.kind == write.kind else w for w in rest)
+            writes=frozenset(w._replace(newest=False) if w.kind in same else w for w in rest)
         )
         if write.kind == "note":
             return state._replace(note=write.target, seen_note=(state.seen_note[0], False))
-        if write.kind == "slice":
+        if write.kind == "slice" and self._scenario.several:
+            # The next request follows the answer to this one, if the process lives.
+            half = write.target + HALF
+            state = state._replace(slice=half, seen_slice=(state.seen_slice[0], False))
+            return _sent(state, write._replace(kind="rest")) if write.ours else state
+        if write.kind in ("slice", "rest"):
             return state._replace(slice=write.target, seen_slice=(state.seen_slice[0], False))
         return self._recalled(state._replace(book=write.target), write)
 
@@ -362,7 +378,8 @@ class World:
         if state.policy != state.book:
             yield state._replace(policy=state.book)
         if state.left[WIPES] and state.slice != NONE:
-            writes = frozenset(w._replace(newest=False) if w.kind == "slice" else w for w in state.writes)
+            slices = ("slice", "rest")
+            writes = frozenset(w._replace(newest=False) if w.kind in slices else w for w in state.writes)
             yield _spent(
                 state._replace(slice=NONE, writes=writes, seen_slice=(state.seen_slice[0], False)), WIPES
             )
@@ -386,7 +403,9 @@ class World:
             if state.sees_claims[claim] == NONE and not any(c == claim for c, _ in known):
                 for device in (0, 1):
                     free = self._scenario.unit(device) not in taken
-                    if state.sees_slice > 0 and state.sees_slice >> device & 1 and free:
+                    # It takes nothing from an incomplete pool.
+                    whole = 0 < state.sees_slice < HALF
+                    if whole and state.sees_slice >> device & 1 and free:
                         yield state._replace(decided=state.decided | {(claim, device, True)})
         for decision in state.decided:
             yield self._bound(state, *decision)
