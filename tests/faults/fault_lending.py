@@ -68,6 +68,7 @@ class LendingScenario(Scenario):
     pause = (0.3, 2.5)
     # kube-scheduler is later than the drain of a handover, which has no recall: ADR 0007, consequences.
     policies = tuple(policy for policy in POLICIES if policy is None or "allocator" not in policy)
+    withholds_counters = True
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)

@@ -33,7 +33,7 @@ import tempfile
 import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -270,12 +270,14 @@ class Scenario:
         kills: how much more often than others the controller is restarted.
         pause: seconds between two restarts, at least and at most.
         policies: what a DevicePolicy says, each as likely; None: it is deleted.
+        withholds_counters: whether counters are kept from kube-scheduler where nothing is lent.
     """
 
     seconds = 3.0
     kills = 6
     pause = (0.2, 0.9)
     policies = POLICIES
+    withholds_counters = False
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -819,6 +821,8 @@ class Scenario:
             )
             matching = [p for p in store.list(DEVICE_POLICIES) if p.metadata.name == node]
             desired = build_slices(inventory, matching, usage)
+            withheld = self.withholds_counters and desired.partitioned
+            desired = replace(desired, withholds_counters=withheld)
             owner = store.get(NODES, node)
             if owner is None or not plan_slices(mine, desired, owner_of(owner)).empty:
                 yield f"slices of {node} are not those of its inventory"

@@ -1,8 +1,9 @@
 """Slices of a pool: what is built meets the API's limits, and no reader ever sees a mix of two states."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -10,7 +11,7 @@ from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dra_driver.api import names
+from dra_driver.api import codec, names
 from dra_driver.api.core import Node
 from dra_driver.api.meta import DriverName, ObjectMeta, Uid
 from dra_driver.api.own.inventory import (
@@ -20,8 +21,16 @@ from dra_driver.api.own.inventory import (
     InventoryDevice,
 )
 from dra_driver.api.quantity import Quantity
-from dra_driver.api.resource import DeviceAttribute, DeviceCapacity, ResourceSlice
-from dra_driver.ownership import PoolAllocator, owner_of, slice_name
+from dra_driver.api.resource import (
+    Counter,
+    CounterSet,
+    Device,
+    DeviceAttribute,
+    DeviceCapacity,
+    DeviceCounterConsumption,
+    ResourceSlice,
+)
+from dra_driver.ownership import PoolAllocator, newest_generation, owner_of, slice_name
 from dra_driver.resourceslice import (
     HEALTH_TAINT,
     DesiredPool,
@@ -30,6 +39,10 @@ from dra_driver.resourceslice import (
     build_slices,
     plan_slices,
 )
+from dra_driver.resourceslice.types import SliceContent
+from dra_driver.sim.controlplane.stored_slices import STORED_SLICES
+
+T = TypeVar("T")
 
 DRIVER = DriverName("gpu.example.com")
 OWNER = owner_of(Node(metadata=ObjectMeta(name="n1", uid=Uid("u1"))))
@@ -106,6 +119,57 @@ def test_a_reader_sees_the_old_pool_or_the_new_one_or_none_even_when_writing_sto
         assert visible(cluster) in (None, *allowed)
     assert visible(cluster) == allowed[1]
     assert plan_slices(cluster.values(), new, OWNER).empty
+
+
+def cut(parts: Sequence[int], *, withheld: bool) -> DesiredPool:
+    """A pool of GPUs with so many partitions each, which share a counter set."""
+    one = {"memory": Counter(value=Quantity.of(1))}
+    devices = [
+        Device(
+            name=f"gpu-{gpu}-{part}",
+            consumes_counters=(DeviceCounterConsumption(counter_set=f"gpu-{gpu}", counters=one),),
+        )
+        for gpu, number in enumerate(parts)
+        for part in range(number)
+    ]
+    sets = [CounterSet(name=f"gpu-{gpu}", counters=one) for gpu in range(len(parts))]
+    contents = [SliceContent(devices=tuple(c)) for c in batched(devices, 64)]
+    contents += [SliceContent(shared_counters=tuple(c)) for c in batched(sets, 8)]
+    pool = build_slices(inventory())
+    return replace(pool, slices=tuple(contents), partitioned=True, withholds_counters=withheld)
+
+
+def batched(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    return [items[i : i + size] for i in range(0, len(items), size)]
+
+
+parts = st.lists(st.integers(1, 30), min_size=1, max_size=12)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(states=st.lists(st.tuples(parts, st.booleans()), min_size=1, max_size=4), stop=st.integers(0, 9))
+def test_kube_scheduler_sees_all_counters_of_a_pool_or_none(
+    states: list[tuple[list[int], bool]], stop: int
+) -> None:
+    cluster: dict[str, ResourceSlice] = {}
+    for number, (gpus, withheld) in enumerate(states):
+        desired = cut(gpus, withheld=withheld)
+        for i, _ in enumerate(steps(desired, cluster)):
+            if visible(cluster) is not None:
+                seen = [codec.convert(STORED_SLICES.type, s.as_stored()) for s in cluster.values()]
+                newest = newest_generation(seen)
+                consumed = {
+                    c.counter_set for s in newest for d in s.spec.devices for c in d.consumes_counters
+                }
+                there = {c.name for s in newest for c in s.spec.shared_counters}
+                consuming = [bool(d.consumes_counters) for s in newest for d in s.spec.devices]
+                assert consumed == there
+                assert all(consuming) or not any(consuming)
+            if i == stop and number < len(states) - 1:
+                break
+    last, withheld = states[-1]
+    assert [s.withholds_counters for s in cluster.values()] == [withheld] * len(cluster)
+    assert plan_slices(cluster.values(), cut(last, withheld=withheld), OWNER).empty
 
 
 @settings(max_examples=examples(60), deadline=None)

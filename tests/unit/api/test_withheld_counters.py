@@ -94,8 +94,8 @@ def test_any_annotation_leaves_an_object_that_can_be_read(text: str) -> None:
 
 
 def test_the_annotation_of_the_largest_slice_has_room() -> None:
-    # 64 devices with counters, each from one set with 16 memory slices, compute slices and six engines; names are
-    # labels. The API server allows 256 KiB for all annotations of an object.
+    # 64 devices, each with 16 memory slices, compute slices and six engines; names are labels. The API server
+    # allows 256 KiB for all annotations of an object.
     counters = {f"memory-slice-{i:02}-{'x' * 8}": {"value": "1" * 19} for i in range(23)}
     devices = [
         builders.device(f"{i:063}", consumesCounters=[{"counterSet": f"{i:063}", "counters": counters}])
