@@ -25,7 +25,7 @@ from real_scheduler import RealScheduler
 
 from controller.allocate.lending.shares import SETTLED_SECONDS, UNSHOWN_SECONDS
 from controller.observe.reasons import shown_reason
-from dra_driver.api.core import EVENTS, PODS
+from dra_driver.api.core import EVENTS, NODES, PODS
 from dra_driver.api.names import RECALLED_DEVICES
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
@@ -228,6 +228,10 @@ def test_a_decision_that_is_written_after_the_loan_is_refused(killed: bool) -> N
             await beside.seen.until(lambda: beside.seen.claims_of("late"))
             await asyncio.sleep(1.0)
             scheduler.slow_binding = 0.0
+            # Lent again to the same pod in time, the device would be kube-scheduler's to allocate.
+            nodes = {node for node, _ in lent}
+            for node in nodes:
+                await beside.world.api.merge_patch(NODES, node, {"spec": {"unschedulable": True}})
             if killed:
                 await first.aclose()
                 await first.enter_async_context(beside.controller())
@@ -237,6 +241,8 @@ def test_a_decision_that_is_written_after_the_loan_is_refused(killed: bool) -> N
             await beside.bound("late")
             said = [e.message for e in (await beside.world.api.list(EVENTS, NAMESPACE)).items]
             assert any(RECALLED_DEVICES in message for message in said), said
+            for node in nodes:
+                await beside.world.api.merge_patch(NODES, node, {"spec": {"unschedulable": None}})
             await beside.all_is_ours(2)
 
     run("real", scenario)
