@@ -25,7 +25,10 @@ from kubelet_plugin.config import Configuration, Timings
 
 NODE = "node-a"
 DRIVER = "gpu.dra-driver.dev"
-QUICK = Timing(budget=2.0, patience=0.6)
+# What is waited for comes, however busy the machine is.
+PATIENT = Timing(budget=60.0, patience=60.0)
+# For calls that are to be refused, and no others: what they wait for does not come.
+IMPATIENT = Timing(budget=60.0, patience=0.2)
 # Many tests end while there is no API server.
 SOON_GONE = Timings(withdrawal=0.3)
 
@@ -193,7 +196,7 @@ async def running(
         config,
         client=kube,
         backends=more.get("backends") or [more.get("backend") or Backend(devices)],
-        timing=more.get("timing", QUICK),
+        timing=more.get("timing", PATIENT),
         timings=more.get("timings", SOON_GONE),
         intervals=more.get("intervals"),
         settle_seconds=0.05,

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from fake_client import FakeClient
-from node_agent import DRIVER, add_claim, claim, nvidia_nodes, running
+from node_agent import DRIVER, IMPATIENT, add_claim, claim, nvidia_nodes, running
 
 # Imported before the first fork; nothing here starts a thread.
 import dra_driver.discovery.nvidia.backend  # noqa: F401
@@ -43,7 +43,8 @@ _SLICING = {
 async def _until_done(node: Any, verb: str, body: dict[str, Any]) -> dict[str, Any]:
     """Return the first answer without an error, or the last one after a minute.
 
-    On a busy machine a look at the hardware may take longer than the agent has patience in tests.
+    The agent has little patience, so that a call that is to be refused takes no time; on a busy machine a look at
+    the hardware may take longer than that.
     """
     end = asyncio.get_running_loop().time() + 60
     while (answer := await _call(node, verb, body))["error"] and asyncio.get_running_loop().time() < end:
@@ -107,7 +108,7 @@ async def main(root: Path, steps: list[list[Any]], spec: str) -> None:
     while steps:
         roots = {"sysfs_root": root / "sys", "dev_root": root / "dev", "procfs_root": root / "proc"}
         backend = open_backend(spec, **roots, node_name="node-a")
-        async with running(root, kube, backend=backend, settings=settings) as node:
+        async with running(root, kube, backend=backend, settings=settings, timing=IMPATIENT) as node:
             while steps and (step := steps.pop(0)) != ["restart"]:
                 if step[0] not in ("kept", "prepare", "refused", "unprepare"):
                     answer = await _look(node, step[0], backend, root / "proc", *step[1:])

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from fake_client import FakeClient
 from fake_pci import FakePci
-from node_agent import DRIVER, NODE, QUICK, Node, add_claim, claim, device, inventory, running
+from node_agent import DRIVER, NODE, PATIENT, Node, add_claim, claim, device, inventory, running
 
 from dra_driver.api import names
 from dra_driver.api.meta import PoolName
@@ -98,7 +98,7 @@ async def call(node: Node, verb: str, body: dict[str, Any]) -> str:
     return str(answer.claims[reference.uid].error)
 
 
-def agent(root: Path, kube: FakeClient, machine: Machine, timing: Timing = QUICK, **settings: Any) -> Any:
+def agent(root: Path, kube: FakeClient, machine: Machine, timing: Timing = PATIENT, **settings: Any) -> Any:
     places = {"sysfs_root": machine.pci.sysfs, "dev_root": machine.pci.dev, "procfs_root": machine.pci.proc}
     return running(
         root,

@@ -11,6 +11,7 @@ from kubelet_calls import prepare
 from node_agent import add_claim, claim, device, running
 
 from dra_driver.errors import DecodeError, DraError, Forbidden, Invalid, NotFound
+from kubelet_plugin.claims.planning import Timing
 
 ANSWERS = {
     "401": Forbidden("Unauthorized", code=401, reason="Unauthorized"),
@@ -51,7 +52,7 @@ def test_an_answer_that_does_not_pass_is_told(tmp_path: Path, kind: str) -> None
             if resource == "ResourceClaim":
                 raise error
 
-        async with running(tmp_path, kube, [device(0)]) as node:
+        async with running(tmp_path, kube, [device(0)], timing=Timing(budget=2.0)) as node:
             kube.before = refuse
             told = (await prepare(node, body))[body["metadata"]["uid"]].error
             assert told == f"the claim cannot be read, tried for 2 s: {error}"

@@ -9,7 +9,18 @@ from typing import Any
 import pytest
 from fake_client import FakeClient
 from kubelet_calls import VERSIONS, checkpointed, prepare, unprepare
-from node_agent import DRIVER, NODE, add_claim, claim, device, eventually, inventory, next_health, running
+from node_agent import (
+    DRIVER,
+    IMPATIENT,
+    NODE,
+    add_claim,
+    claim,
+    device,
+    eventually,
+    inventory,
+    next_health,
+    running,
+)
 
 from dra_driver import cdi
 from dra_driver.api.resource import RESOURCE_SLICES
@@ -104,14 +115,22 @@ def test_device_held_by_another_claim(tmp_path: Path) -> None:
         first = add_claim(kube, claim("first", "gpu-0"))
         second = add_claim(kube, claim("second", "gpu-0"))
         admin = add_claim(kube, claim("admin", "gpu-0", adminAccess=True))
-        async with running(tmp_path, kube, [device(0)]) as node:
+        async with running(tmp_path, kube, [device(0)], timing=IMPATIENT) as node:
             assert not (await prepare(node, first))[first["metadata"]["uid"]].error
             assert not (await prepare(node, admin))[admin["metadata"]["uid"]].error
             error = (await prepare(node, second))[second["metadata"]["uid"]].error
             assert "device gpu-0 is held by another claim" in error
             assert "first" not in error
 
-            # Unprepared while the second waits: it gets the device within its call.
+    asyncio.run(main())
+
+
+def test_a_device_that_is_unprepared_meanwhile_is_waited_for_inside_the_call(tmp_path: Path) -> None:
+    async def main() -> None:
+        kube = FakeClient()
+        first, second = (add_claim(kube, claim(name, "gpu-0")) for name in ("first", "second"))
+        async with running(tmp_path, kube, [device(0)]) as node:
+            assert not (await prepare(node, first))[first["metadata"]["uid"]].error
             async with asyncio.TaskGroup() as tasks:
                 waiting = tasks.create_task(prepare(node, second))
                 await asyncio.sleep(0.05)
@@ -131,7 +150,7 @@ def test_shares_of_one_device_go_together(tmp_path: Path) -> None:
             for i in range(2)
         ]
         whole = add_claim(kube, claim("whole", "gpu-0"))
-        async with running(tmp_path, kube, [device(0)]) as node:
+        async with running(tmp_path, kube, [device(0)], timing=IMPATIENT) as node:
             answers = await prepare(node, *shares)
             got = [answers[s["metadata"]["uid"]].devices[0] for s in shares]
             assert [d.share_id for d in got] == ["share-0", "share-1"]
@@ -154,9 +173,18 @@ def test_transient_trouble_is_waited_for_inside_the_call(tmp_path: Path) -> None
             kube.down = True
             async with asyncio.TaskGroup() as tasks:
                 waiting = tasks.create_task(prepare(node, one))
-                await asyncio.sleep(0.3)
+                await eventually(lambda: _reads_claims(kube))
                 kube.down = False
             assert not waiting.result()[one["metadata"]["uid"]].error
+
+    asyncio.run(main())
+
+
+def test_trouble_that_does_not_pass_is_reported_within_the_budget(tmp_path: Path) -> None:
+    async def main() -> None:
+        kube = FakeClient()
+        async with running(tmp_path, kube, [device(0)], timing=Timing(budget=2.0)) as node:
+            await eventually(lambda: inventory(kube))
             kube.down = True
             two = claim("two", "gpu-0")
             error = (await prepare(node, two))[two["metadata"]["uid"]].error
@@ -291,9 +319,9 @@ def test_a_call_under_way_outlives_the_removal_of_its_socket(tmp_path: Path) -> 
             kube.down = True
             async with asyncio.TaskGroup() as tasks:
                 waiting = tasks.create_task(prepare(node, one))
-                await asyncio.sleep(0.2)
+                await eventually(lambda: _reads_claims(kube))
                 node.config.dra_socket.unlink()
-                await eventually(lambda: node.plugin._dra.present, 30)
+                await eventually(lambda: node.plugin._dra.present)
                 kube.down = False
             assert not waiting.result()[one["metadata"]["uid"]].error
             assert node.config.dra_socket.is_socket()
@@ -370,7 +398,7 @@ def test_shutdown_waits_for_calls_in_flight(tmp_path: Path) -> None:
             kube.down = True
             async with asyncio.TaskGroup() as tasks:
                 waiting = tasks.create_task(prepare(node, one))
-                await asyncio.sleep(0.2)
+                await eventually(lambda: _reads_claims(kube))
                 node.stop.set()
                 await asyncio.sleep(0.2)
                 assert not waiting.done()
@@ -383,6 +411,11 @@ def test_shutdown_waits_for_calls_in_flight(tmp_path: Path) -> None:
             await eventually(lambda: not node.config.dra_socket.exists())
 
     asyncio.run(main())
+
+
+def _reads_claims(kube: FakeClient) -> bool:
+    """Whether a call of the kubelet has got as far as to ask for its claim."""
+    return any((call.verb, call.kind) == ("get", "ResourceClaim") for call in kube.calls)
 
 
 def _named() -> tuple[Any, str]:

@@ -12,9 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import virtual_time
 from fake_client import FakeClient
 from kubelet_calls import checkpointed, prepare, unprepare
-from node_agent import DRIVER, NODE, add_claim, claim, configuration, device, eventually, inventory, running
+from node_agent import (
+    DRIVER,
+    IMPATIENT,
+    NODE,
+    add_claim,
+    claim,
+    configuration,
+    device,
+    eventually,
+    inventory,
+    running,
+)
 
 from dra_driver.errors import PrepareError
 from kubelet_plugin.claims.locks import StateLock
@@ -52,12 +64,13 @@ def test_two_instances_share_claims_and_devices(tmp_path: Path) -> None:
         async with running(tmp_path, kube, devices, settings=OLD) as old:
             before = (await prepare(old, one))[uid]
             assert not before.error
-            async with running(tmp_path, kube, devices, settings=NEW) as new:
+            async with running(tmp_path, kube, devices, settings=NEW, timing=IMPATIENT) as new:
                 assert new.config.dra_socket != old.config.dra_socket
                 assert (await prepare(new, one))[uid] == before
                 # What one holds the other one does not give away.
                 refused = (await prepare(new, two))[two["metadata"]["uid"]].error
                 assert "device gpu-0 is held by another claim" in refused
+            async with running(tmp_path, kube, devices, settings=NEW) as new:
                 assert not (await prepare(new, three))[three["metadata"]["uid"]].error
                 # A claim waits in one instance for what is unprepared through the other one.
                 async with asyncio.TaskGroup() as tasks:
@@ -204,7 +217,7 @@ def test_the_state_lock_is_shared_within_a_process_and_waited_for_between(tmp_pa
                 assert len(taken) == 2
         lock.close()
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 def test_a_busy_instance_makes_way_for_one_that_waits(tmp_path: Path) -> None:
@@ -220,7 +233,7 @@ def test_a_busy_instance_makes_way_for_one_that_waits(tmp_path: Path) -> None:
                     await asyncio.sleep(0.02)
 
         async with asyncio.TaskGroup() as tasks:
-            # Overlapping all the time: without fairness the lock would never be let go.
+            # Overlapping all the time: without fairness the lock would never be released.
             for i in range(3):
                 tasks.create_task(work(i * 0.007))
             await asyncio.sleep(0.05)
@@ -231,7 +244,7 @@ def test_a_busy_instance_makes_way_for_one_that_waits(tmp_path: Path) -> None:
         busy.close()
         waiting.close()
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 def test_the_lock_ends_with_its_process(tmp_path: Path) -> None:

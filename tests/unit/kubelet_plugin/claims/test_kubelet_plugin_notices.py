@@ -9,7 +9,7 @@ from typing import Any
 
 from fake_client import FakeClient
 from kubelet_calls import prepare
-from node_agent import add_claim, claim, configuration, device, eventually, running
+from node_agent import IMPATIENT, add_claim, claim, configuration, device, eventually, running
 
 from dra_driver.api.core import EVENTS, Event
 from dra_driver.discovery import open_backend
@@ -46,7 +46,7 @@ def test_a_damaged_checkpoint_is_told_and_costs_no_claim(tmp_path: Path) -> None
     configuration(tmp_path).checkpoint.write_bytes(b"{")
 
     async def main() -> None:
-        async with running(tmp_path, kube, [device(0), device(1)]) as node:
+        async with running(tmp_path, kube, [device(0), device(1)], timing=IMPATIENT) as node:
             (text,) = await eventually(lambda: told(kube, CHECKPOINT_DAMAGED))
             assert "cannot be used" in text
             # The version before has the second claim half-way; its CDI file says that it was made to its end.

@@ -15,6 +15,7 @@ from kubelet_calls import checkpointed, prepare, unprepare
 from manifest_files import documents
 from node_agent import (
     DRIVER,
+    IMPATIENT,
     NODE,
     Backend,
     add_claim,
@@ -106,7 +107,7 @@ def test_a_lost_checkpoint_is_recovered(tmp_path: Path, damage: str) -> None:
             raise AssertionError(damage)
 
     async def main() -> None:
-        async with running(tmp_path, kube, [device(0), device(1)]) as node:
+        async with running(tmp_path, kube, [device(0), device(1)], timing=IMPATIENT) as node:
             lost = damage in ("both gone", "all corrupt")
             assert {c["name"] for c in checkpointed(node).values()} == ({"one"} if lost else {"one", "two"})
             thief = add_claim(kube, claim("thief", "gpu-0"))
@@ -194,7 +195,7 @@ def test_a_device_that_is_not_the_one_of_the_inventory_is_refused(tmp_path: Path
             if kind == "DeviceInventory" and verb not in ("get", "list", "watch"):
                 raise ApiUnavailable("not now")
 
-        async with running(tmp_path, kube, backend=backend) as node:
+        async with running(tmp_path, kube, backend=backend, timing=IMPATIENT) as node:
             kube.before = unwritable
             # The allocation was made for the card that was in this place before.
             backend.devices = (device(0, uuid_="GPU-new"),)

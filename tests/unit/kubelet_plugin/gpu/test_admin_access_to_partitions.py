@@ -8,11 +8,10 @@ from typing import Any
 
 from fake_client import FakeClient
 from kubelet_calls import prepare, unprepare
-from node_agent import add_claim, claim, eventually, running
+from node_agent import IMPATIENT, add_claim, claim, eventually, running
 from test_sharing_end_to_end import GPU, Machine, container
 
 from kubelet_plugin.claims.leftovers import Leftovers
-from kubelet_plugin.claims.planning import Timing
 
 PARTITION = f"{GPU}-mig-3g-20gb-4"
 
@@ -57,7 +56,7 @@ def test_it_attaches_to_the_partition_of_a_tenant_and_leaves_it_there(tmp_path: 
 def test_where_there_is_no_partition_it_says_so_and_makes_none(tmp_path: Path) -> None:
     async def main() -> None:
         world = World()
-        async with running(tmp_path, world.kube, backend=world.machine) as node:
+        async with running(tmp_path, world.kube, backend=world.machine, timing=IMPATIENT) as node:
             (error,) = await errors(node, world.admin)
             assert f"device {PARTITION}: there is no such partition of {GPU} now" in error
             assert "held by another claim" not in error
@@ -73,8 +72,7 @@ def test_where_there_is_no_partition_it_says_so_and_makes_none(tmp_path: Path) -
 def test_it_waits_for_a_tenant_that_is_being_prepared(tmp_path: Path) -> None:
     async def main() -> None:
         world = World()
-        patient = Timing(budget=60.0, patience=60.0)
-        async with running(tmp_path, world.kube, backend=world.machine, timing=patient) as node:
+        async with running(tmp_path, world.kube, backend=world.machine) as node:
             async with asyncio.TaskGroup() as tasks:
                 admin = tasks.create_task(errors(node, world.admin))
                 await asyncio.sleep(0.1)
@@ -138,9 +136,11 @@ def test_a_reboot_leaves_the_partition_to_its_tenant(tmp_path: Path) -> None:
         async with running(tmp_path, world.kube, backend=world.machine, settings=settings) as node:
             assert await errors(node, world.tenant, world.admin) == ["", ""]
         boot.write_text("two")
-        async with running(tmp_path, world.kube, backend=world.machine, settings=settings) as node:
+        more: dict[str, Any] = {"backend": world.machine, "settings": settings}
+        async with running(tmp_path, world.kube, timing=IMPATIENT, **more) as node:
             (error,) = await errors(node, world.admin)
             assert "there is no such partition" in error
+        async with running(tmp_path, world.kube, **more) as node:
             assert await errors(node, world.tenant) == [""]
             assert await errors(node, world.admin) == [""]
             assert len(world.instances()) == 1

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from fake_client import FakeClient
-from node_agent import DRIVER, add_claim, claim, eventually, inventory
+from node_agent import DRIVER, IMPATIENT, add_claim, claim, eventually, inventory
 from passthrough_node import (
     CONFIG,
     ONE,
@@ -34,7 +34,6 @@ from dra_driver.discovery.core.bus.pci_binding import VFIO, PciFunctions
 from dra_driver.errors import InvalidParameters
 from dra_driver.hardware import DiscoveredDevice, PartitioningMode
 from dra_driver.preparation import Holdings
-from kubelet_plugin.claims.planning import Timing
 from kubelet_plugin.devices.table import DeviceTable
 from kubelet_plugin.gpu.bindings import Bindings
 from kubelet_plugin.gpu.hardware import GpuHardware
@@ -203,7 +202,7 @@ def test_what_is_in_use_or_shared_is_refused_and_left_as_it_was(tmp_path: Path) 
         fds = machine.pci.proc / "4711/fd"
         fds.mkdir(parents=True)
         (fds / "3").symlink_to("/dev/nvidia0")
-        async with agent(tmp_path, kube, machine) as node:
+        async with agent(tmp_path, kube, machine, IMPATIENT) as node:
             body = add_claim(kube, passed_through("gpu-0"))
             assert "in use by process 4711" in await call(node, "prepare", body)
             assert machine.pci.driver(ONE) == "nvidia"
@@ -266,7 +265,7 @@ def test_who_comes_next_gets_the_nodes_of_the_device(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         kube, machine = FakeClient(), Machine(tmp_path)
-        async with agent(tmp_path, kube, machine, Timing(budget=60, patience=60)) as node:
+        async with agent(tmp_path, kube, machine) as node:
             before = add_claim(kube, passed_through("gpu-0"))
             assert await call(node, "prepare", before) == ""
             await eventually(lambda: listed(kube) == {"gpu-0": ["PassedThrough"], "gpu-1": []})

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from fake_client import FakeClient
 from kubelet_calls import prepare, unprepare
-from node_agent import DRIVER, Backend, add_claim, claim, eventually, running
+from node_agent import DRIVER, IMPATIENT, Backend, add_claim, claim, eventually, running
 from nvidia_tools import Tools
 
 from dra_driver.api.resource import DeviceAttribute
@@ -107,7 +107,7 @@ def test_a_partition_lives_as_long_as_its_claim(tmp_path: Path) -> None:
         one = add_claim(kube, claim("one", f"{GPU}-mig-3g-20gb-4"))
         whole = add_claim(kube, claim("whole", GPU))
         uid = one["metadata"]["uid"]
-        async with running(tmp_path, kube, backend=machine) as node:
+        async with running(tmp_path, kube, backend=machine, timing=IMPATIENT) as node:
             first = (await prepare(node, one))[uid]
             assert not first.error
             assert (await prepare(node, one))[uid] == first
@@ -224,7 +224,8 @@ def test_shares_under_mps(tmp_path: Path, state: Path) -> None:
         )
         add_claim(kube, open_)
         uids = [b["metadata"]["uid"] for b in bodies]
-        async with running(tmp_path, kube, backend=machine, settings=settings(tools, state)) as node:
+        places = settings(tools, state)
+        async with running(tmp_path, kube, backend=machine, settings=places, timing=IMPATIENT) as node:
             answers = await prepare(node, *bodies)
             assert [answers[uid].error for uid in uids] == ["", ""]
             assert machine.made.compute_mode(machine.uuid(GPU)) == "exclusive-process"
