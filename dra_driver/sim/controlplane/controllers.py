@@ -350,6 +350,10 @@ class GarbageCollector:
                 group.create_task(informer.run())
             group.create_task(self._queue.process(self._sync, workers=2))
 
+    def knows(self, key: ObjectKey) -> bool:
+        """Return whether an object of this name has been seen and is still there, of whichever kind."""
+        return any(informer.get(key) is not None for informer in self._informers.values())
+
     def _seen(self, kind: str, item: MetaObject) -> None:
         if item.metadata.owner_references or item.metadata.deletion_timestamp is not None:
             self._queue.add((kind, item.key))

@@ -11,11 +11,14 @@ from apiserver_client import CONFIG_MAPS, PODS, Client, config_map, run
 
 from dra_driver.errors import ConfigurationError
 from dra_driver.sim.apiserver import ApiServer
+from dra_driver.sim.apiserver.http.injection import Injector
 from dra_driver.sim.faults import parse as parse_faults
 
 
-def disturbed(client: Client, text: str) -> None:
-    client.server.set_faults(parse_faults(text), exempt=("observer",))
+def disturbed(client: Client, text: str) -> Injector:
+    injector = client.server.set_faults(parse_faults(text), exempt=("observer",))
+    assert injector is not None
+    return injector
 
 
 def test_errors_strike_the_named_requests_as_often_as_said() -> None:
@@ -67,15 +70,16 @@ def test_a_lost_answer_was_carried_out_and_a_reset_request_was_not() -> None:
 
 def test_latency_lasts_as_long_as_said() -> None:
     async def scenario(client: Client) -> None:
-        disturbed(client, "latency 200ms on list for 300ms")
+        injector = disturbed(client, "latency 200ms on list for 60s")
         loop = asyncio.get_running_loop()
         start = loop.time()
         await client.get(CONFIG_MAPS)
         assert loop.time() - start >= 0.2
-        await asyncio.sleep(0.15)
-        start = loop.time()
+        assert injector.struck == [1]
+        injector = disturbed(client, "latency 200ms on list for 50ms")
+        await asyncio.sleep(0.1)
         await client.get(CONFIG_MAPS)
-        assert loop.time() - start < 0.15
+        assert injector.struck == [0]
 
     run(scenario)
 

@@ -10,20 +10,22 @@ from pathlib import Path
 import aiohttp
 from apiserver_client import CLAIMS, PODS, Client, Raw, claim, pod
 
+from dra_driver.api.meta import ObjectKey
 from dra_driver.kube import KubeApi
 from dra_driver.sim.apiserver import ApiServer
 from dra_driver.sim.controlplane.controllers import GarbageCollector
 
 
-def run(directory: Path, scenario: Callable[[Client], Awaitable[None]]) -> None:
+def run(directory: Path, scenario: Callable[[Client, GarbageCollector], Awaitable[None]]) -> None:
     async def main() -> None:
         async with asyncio.timeout(120), ApiServer() as server, aiohttp.ClientSession() as session:
             server.registry.collected = GarbageCollector.KINDS
             server.write_kubeconfig(directory / "kubeconfig")
             async with await KubeApi.connect(directory / "kubeconfig") as api:
-                task = asyncio.create_task(GarbageCollector(api).run())
+                collector = GarbageCollector(api)
+                task = asyncio.create_task(collector.run())
                 try:
-                    await scenario(Client(server, session))
+                    await scenario(Client(server, session), collector)
                 finally:
                     task.cancel()
                     with contextlib.suppress(asyncio.CancelledError):
@@ -42,6 +44,12 @@ async def family(client: Client, **finalizers: list[str]) -> None:
     await client.create(CLAIMS, owned)
 
 
+async def known(collector: GarbageCollector) -> None:
+    """Waits until the collector has seen both of the family."""
+    while not all(collector.knows(ObjectKey("default", name)) for name in ("owner", "owned")):
+        await asyncio.sleep(0.02)
+
+
 async def gone(client: Client, path: str) -> None:
     while (await client.get(path))[0] != 404:
         await asyncio.sleep(0.02)
@@ -52,7 +60,7 @@ def options(policy: str) -> Raw:
 
 
 def test_in_the_background_the_owner_goes_first(tmp_path: Path) -> None:
-    async def scenario(client: Client) -> None:
+    async def scenario(client: Client, collector: GarbageCollector) -> None:
         await family(client, finalizers=["example.com/hold"])
         await client.delete(f"{PODS}/owner", options("Background"))
         assert (await client.get(f"{PODS}/owner"))[0] == 404
@@ -63,9 +71,9 @@ def test_in_the_background_the_owner_goes_first(tmp_path: Path) -> None:
 
 
 def test_an_owner_outlives_what_it_owned(tmp_path: Path) -> None:
-    async def scenario(client: Client) -> None:
+    async def scenario(client: Client, collector: GarbageCollector) -> None:
         await family(client)
-        await asyncio.sleep(0.3)
+        await known(collector)
         await client.delete(f"{CLAIMS}/owned")
         await gone(client, f"{CLAIMS}/owned")
         await asyncio.sleep(0.3)
@@ -75,7 +83,7 @@ def test_an_owner_outlives_what_it_owned(tmp_path: Path) -> None:
 
 
 def test_in_the_foreground_the_owner_waits(tmp_path: Path) -> None:
-    async def scenario(client: Client) -> None:
+    async def scenario(client: Client, collector: GarbageCollector) -> None:
         await family(client, finalizers=["example.com/hold"])
         code, answer = await client.delete(f"{PODS}/owner", options("Foreground"))
         assert (code, answer["metadata"]["finalizers"]) == (200, ["foregroundDeletion"])
@@ -90,10 +98,10 @@ def test_in_the_foreground_the_owner_waits(tmp_path: Path) -> None:
 
 
 def test_orphans_stay_without_their_owner(tmp_path: Path) -> None:
-    async def scenario(client: Client) -> None:
+    async def scenario(client: Client, collector: GarbageCollector) -> None:
         await family(client)
         # What is not seen yet cannot be orphaned: as on a real cluster, the collector has to know it.
-        await asyncio.sleep(0.3)
+        await known(collector)
         await client.delete(f"{PODS}/owner", options("Orphan"))
         await gone(client, f"{PODS}/owner")
         code, owned = await client.get(f"{CLAIMS}/owned")

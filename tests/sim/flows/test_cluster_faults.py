@@ -54,11 +54,13 @@ def test_a_pod_gets_its_device_whatever_happens() -> None:
 @pytest.mark.long
 def test_a_full_disk_delays_a_pod_but_kills_nobody() -> None:
     async def scenario(cluster: EmbeddedCluster) -> None:
-        cluster.inject(parse_faults("fulldisk node1 for 1500ms"))
+        node = cluster.nodes["node1"]
+        cluster.inject(parse_faults("fulldisk node1"))
         await asyncio.sleep(0.1)
         await apply(cluster, TEMPLATE, gpu_pod("p"))
         await asyncio.sleep(1.0)
         assert (await phase(cluster, "p", "Pending")).status.phase == "Pending"
+        node.plugin.limit_file_size(None)
         await a_pod_runs_and_goes(cluster)
 
     run(scenario)

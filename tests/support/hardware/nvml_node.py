@@ -43,8 +43,8 @@ _SLICING = {
 async def _until_done(node: Any, verb: str, body: dict[str, Any]) -> dict[str, Any]:
     """Return the first answer without an error, or the last one after a minute.
 
-    The agent has little patience, so that a call that is to be refused takes no time; on a busy machine a look at
-    the hardware may take longer than that.
+    The agent has little patience, so that a call that is to be refused takes no time; a look at the hardware
+    may take longer than that on a busy machine.
     """
     end = asyncio.get_running_loop().time() + 60
     while (answer := await _call(node, verb, body))["error"] and asyncio.get_running_loop().time() < end:

@@ -11,6 +11,7 @@ from typing import Any
 
 import builders
 import pytest
+import virtual_time
 from builders import DRIVER
 from fake_client import FakeClient
 
@@ -346,7 +347,7 @@ def test_missing_rights_stay_in_sight_on_a_terminal_that_is_cleared() -> None:
             await asyncio.wait_for(showing.show(denying(cluster(), "Node"), looked, args), 0.2)
 
     with contextlib.redirect_stdout(Terminal()) as out, contextlib.redirect_stderr(Terminal()) as err:
-        asyncio.run(main())
+        virtual_time.run(main())
     assert "nodes are unknown" in out.getvalue().rpartition("picture")[2]
     assert err.getvalue() == ""
 
