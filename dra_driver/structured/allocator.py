@@ -68,8 +68,8 @@ def allocate(
         snapshot: the cluster.
         claims: solved together. Those that are allocated keep their devices and only restrict the node.
         strategy: how to choose among several answers, where ``pools`` does not say.
-        nodes: names of candidates; if None, every node of the snapshot. Unknown names are ignored. A set is
-            copied for a refusal only, so that reasons asked for later are those of the question.
+        nodes: names of candidates; if None, every node of the snapshot. Unknown names are ignored. Sets and
+            maps are copied for a refusal only, so that reasons asked for later are those of the question.
         ignore_taint: taints that do not count, for example our own that keeps kube-scheduler away.
         pools: those that this allocation may use, and how; if None, all of them, with ``strategy`` and
             ``policy``. Make the next map with ``updated``: then a change costs work for its pools only.
@@ -414,9 +414,12 @@ class _Question:
         return self._refuse(summarize, lambda: summarize(True))
 
     def _refuse(self, summarize: Callable[[bool], str], shorten: Callable[[], str]) -> DoesNotFit:
-        """Return the refusal, with the nodes that were asked about: the caller may change its set later."""
+        """Return the refusal, with sets and maps as they were asked about: the caller may change its own."""
         if self._node_names is not None:
             self._node_names = frozenset(self._node_names)
+        withheld = self._options.withheld
+        if withheld is not None and not isinstance(withheld, PersistentMap):
+            self._options = replace(self._options, withheld=dict(withheld))
         return DoesNotFit(self._explain, summarize, shorten)
 
     def _explain(self) -> tuple[NodeReasons, ...]:

@@ -122,6 +122,34 @@ def test_every_allocation_is_valid(
 
 
 @settings(max_examples=examples(150), deadline=None, derandomize=True)
+@given(cluster(), pods(), st.sampled_from(Strategy), st.data())
+def test_a_refusal_says_later_what_it_would_have_said_at_once(
+    slices: list[ResourceSlice], arriving: list[list[ResourceClaim]], strategy: Strategy, data: st.DataObject
+) -> None:
+    """Whatever the caller has given is changed in between, as far as Python lets it."""
+    now = snapshot(*slices)
+    known = sorted({PoolID(s.spec.driver, s.spec.pool.name) for s in slices})
+    usable = data.draw(st.sets(st.sampled_from(known)))
+    for pod in arriving:
+        claims, nodes = list(pod), {"n0", "n1"}
+        pools: PersistentMap[PoolID, PoolPolicy] = PersistentMap((p, PoolPolicy(strategy)) for p in usable)
+        withheld = {p: "allocated by somebody else" for p in known if p not in usable}
+        at_once, later = (
+            allocate(now, claims, strategy=strategy, nodes=nodes, pools=pools, withheld=withheld)
+            for _ in range(2)
+        )
+        assert type(at_once) is type(later)
+        event(type(later).__name__)
+        if not isinstance(at_once, DoesNotFit) or not isinstance(later, DoesNotFit):
+            continue
+        said = at_once.summary(holders=True), at_once.brief(), at_once.reasons
+        claims.clear()
+        nodes ^= {"n0", "n2"}
+        withheld.clear()
+        assert (later.summary(holders=True), later.brief(), later.reasons) == said
+
+
+@settings(max_examples=examples(150), deadline=None, derandomize=True)
 @given(cluster(), pods(), st.lists(st.sampled_from(Strategy), min_size=3, max_size=3))
 def test_pools_of_both_strategies_serve_what_one_strategy_serves(
     slices: list[ResourceSlice], arriving: list[list[ResourceClaim]], strategies: list[Strategy]
