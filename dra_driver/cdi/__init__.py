@@ -11,7 +11,6 @@ from dra_driver.cdi.parts import Parts
 from dra_driver.cdi.rules import (
     minimum_version,
     qualified_name,
-    split_qualified_name,
     validate,
     with_minimum_version,
 )
@@ -51,7 +50,6 @@ __all__ = [
     "own_nodes",
     "qualified_name",
     "read_only_mount",
-    "split_qualified_name",
     "validate",
     "with_minimum_version",
 ]

@@ -16,7 +16,7 @@ import msgspec
 from dra_driver.cdi.spec import ContainerEdits, Device, Spec
 from dra_driver.errors import InvalidInput
 
-__all__ = ["minimum_version", "qualified_name", "split_qualified_name", "validate", "with_minimum_version"]
+__all__ = ["minimum_version", "qualified_name", "validate", "with_minimum_version"]
 
 _VENDOR: Final = re.compile(r"[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])")
 _CLASS: Final = re.compile(r"[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])")
@@ -42,19 +42,6 @@ def qualified_name(kind: str, device: str) -> str:
     if findings:
         raise InvalidInput("; ".join(findings))
     return f"{kind}={device}"
-
-
-def split_qualified_name(name: str) -> tuple[str, str]:
-    """Return kind and device of ``vendor/class=device``.
-
-    Raises:
-        InvalidInput: it is not such a name.
-    """
-    kind, equals, device = name.partition("=")
-    if not equals:
-        raise InvalidInput(f"CDI name {name!r}: expected vendor/class=device")
-    qualified_name(kind, device)
-    return kind, device
 
 
 def minimum_version(spec: Spec) -> str:

@@ -51,7 +51,6 @@ __all__ = [
     "notes",
     "notice",
     "recalled",
-    "recalled_devices",
     "untainted_devices",
 ]
 
@@ -441,11 +440,6 @@ def notes(loans: Mapping[str, Loan]) -> tuple[LentUnit, ...]:
 def untainted_devices(loans: Mapping[str, Loan]) -> frozenset[str]:
     """Return the devices that are published without our taint, where their slice is there already."""
     return frozenset().union(*(loan.devices for loan in loans.values() if loan.state.untainted))
-
-
-def recalled_devices(loans: Mapping[str, Loan]) -> frozenset[str]:
-    """Return the devices of which an allocation by anybody else is to be refused."""
-    return frozenset().union(*(loan.touched for loan in loans.values() if loan.state.recalled))
 
 
 def blocked_devices(loans: Mapping[str, Loan], slices: Iterable[ResourceSlice]) -> frozenset[str]:

@@ -6,19 +6,13 @@ Sources: KEP-3063 and KEP-4381; the behaviour of ``k8s.io/dynamic-resource-alloc
 from __future__ import annotations
 
 from dra_driver.resourceclaim.claims import (
-    ALL_REQUESTS,
     RequestName,
     allocated_pools,
-    config_for_request,
     consumer_names,
     is_allocated,
     is_reserved_for,
     join_request,
-    own_results,
     request_names,
-    requests_match,
-    results_for_request,
-    split_request,
 )
 from dra_driver.resourceclaim.dropped import (
     LAST_APPLIED,
@@ -51,17 +45,14 @@ from dra_driver.resourceclaim.pods import (
     PodClaim,
     claim_name,
     consumer_of,
-    container_requests,
     is_for_pod,
     is_generated,
     pod_claims,
     pod_reference,
-    pod_uses_claim,
     uses_claims,
 )
 
 __all__ = [
-    "ALL_REQUESTS",
     "IN_MEMORY_NAME",
     "LAST_APPLIED",
     "NAMES_CLAIMS",
@@ -75,10 +66,8 @@ __all__ = [
     "capacity_advice",
     "claim_name",
     "classes_by_resource",
-    "config_for_request",
     "consumer_names",
     "consumer_of",
-    "container_requests",
     "dropped_capacity",
     "dropped_from",
     "extended_claim",
@@ -98,15 +87,10 @@ __all__ = [
     "is_served",
     "join_request",
     "lacks_extended_claim",
-    "own_results",
     "pod_claims",
     "pod_reference",
-    "pod_uses_claim",
     "request_names",
-    "requests_match",
-    "results_for_request",
     "selects",
     "shares",
-    "split_request",
     "uses_claims",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dra_driver.api.core import Container, Pod, PodResourceClaim
+from dra_driver.api.core import Pod, PodResourceClaim
 from dra_driver.api.meta import ObjectKey, OwnerReference
 from dra_driver.api.resource import ResourceClaim, ResourceClaimConsumerReference
 from dra_driver.api.scheduling import POD_GROUPS, SCHEDULING_GROUP, PodGroup
@@ -14,12 +14,10 @@ __all__ = [
     "PodClaim",
     "claim_name",
     "consumer_of",
-    "container_requests",
     "is_for_pod",
     "is_generated",
     "pod_claims",
     "pod_reference",
-    "pod_uses_claim",
     "uses_claims",
 ]
 
@@ -81,11 +79,6 @@ def pod_claims(pod: Pod) -> Iterator[PodClaim]:
         yield PodClaim("", ObjectKey(pod.metadata.namespace, extended.resource_claim_name), generated=True)
 
 
-def pod_uses_claim(pod: Pod, claim: ResourceClaim) -> bool:
-    """Return whether the pod uses this claim, named in its spec or generated for it."""
-    return any(used.key == claim.key for used in pod_claims(pod))
-
-
 def is_for_pod(pod: Pod, claim: ResourceClaim) -> bool:
     """Return whether a generated claim belongs to this pod, not to an earlier one of the same name.
 
@@ -134,8 +127,3 @@ def _is_pod_group(owner: OwnerReference) -> bool:
 def pod_reference(pod: Pod) -> ResourceClaimConsumerReference:
     """Return the pod's entry for ``status.reservedFor``."""
     return ResourceClaimConsumerReference(resource="pods", name=pod.metadata.name, uid=pod.metadata.uid)
-
-
-def container_requests(container: Container, entry: str) -> tuple[str, ...]:
-    """Return the requests of one claim that a container uses, by name; an empty name means all of them."""
-    return tuple(c.request for c in container.resources.claims if c.name == entry)

@@ -12,8 +12,9 @@ from typing import Any
 
 import builders
 from builders import DRIVER, PROTECTED
+from inline_answers import Inline
 
-from controller.allocate.answers.decider import Answers, Decider, Inline
+from controller.allocate.answers.decider import Answers, Decider
 from controller.allocate.answers.journal import Journal
 from controller.allocate.decide import ClaimAssumed, ClaimSeen, Lane, ObjectSeen, Settings, Write
 from controller.allocate.signal import Signal

@@ -21,7 +21,6 @@ from fake_client import FakeClient
 from node_agent import NODE, Backend, add_claim, claim, device, next_health
 
 from dra_driver.api.core import NODES
-from dra_driver.cdi import split_qualified_name
 from dra_driver.wire import (
     dra_v1_pb2,
     dra_v1_pb2_grpc,
@@ -234,7 +233,7 @@ class Replay:
         assert (got.pool_name, got.device_name) == (NODE, self.devices[uid])
         assert list(got.request_names) == (self.requests[uid] or ["g"])[:1]
         for name in got.cdi_device_ids:
-            kind, _ = split_qualified_name(name)
+            kind, _, _ = name.partition("=")
             assert kind == f"k8s.{instance.config.driver_name}/claim"
         file = self.root / "cdi" / f"k8s.{instance.config.driver_name}-claim_{uid}.json"
         assert file.exists()

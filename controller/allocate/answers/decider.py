@@ -11,14 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-import msgspec
-
 from controller.allocate.answers.freshness import Knowledge
 from controller.allocate.answers.journal import Journal
 from controller.allocate.decide import (
     ClaimAssumed,
     DecisionOverran,
-    Decisions,
     GroupWrite,
     Lane,
     Lend,
@@ -30,21 +27,19 @@ from controller.allocate.decide import (
     QuestionHeavy,
     Refuse,
     SetAside,
-    Settings,
     Write,
     claims_of,
     is_finished,
 )
-from controller.allocate.plans import PlanAnswer, PlanQuestion, work_out
+from controller.allocate.plans import PlanAnswer, PlanQuestion
 from controller.allocate.signal import Signal
-from dra_driver.api import codec
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.api.resource import AllocationResult, ResourceClaim
 from dra_driver.ownership import PoolID
 from dra_driver.ports import Clock
 
-__all__ = ["Answered", "Answers", "Decider", "Inline", "WorkerEnded", "same_for_the_answer"]
+__all__ = ["Answered", "Answers", "Decider", "WorkerEnded", "same_for_the_answer"]
 
 # A worker that is told of it answers a question in the slow lane after the first time.
 _MOST_BLAMED: Final = 3
@@ -110,39 +105,6 @@ class Answers(Protocol):
     def mistrust(self, reason: str) -> None:
         """Replace whatever answers: what it says cannot be, by what it was told."""
         ...
-
-
-class Inline:
-    """Implements ``Answers`` in this process: for clusters in memory, where nobody is hostile.
-
-    Args:
-        journal: that is followed.
-        settings: of the decisions.
-        work: CPU time of the calling thread, in seconds.
-    """
-
-    def __init__(self, journal: Journal, settings: Settings, work: Callable[[], float]) -> None:
-        self._journal = journal
-        self._work = work
-        self._decisions = Decisions(settings, work)
-        journal.send_to(lambda _, change: self._decisions.apply(change))
-
-    async def run(self) -> None:
-        """See ``Answers.run``; there is nothing to be done."""
-
-    async def ask(self, question: PodQuestion, unwanted: Callable[[Answered], None]) -> Answered:
-        """See ``Answers.ask``."""
-        return Answered(self._decisions.decide(question), Knowledge(self._journal.version))
-
-    async def plan(self, question: PlanQuestion) -> PlanAnswer:
-        """See ``Answers.plan``."""
-        since = self._work()
-        plan = codec.encode(work_out(self._decisions, question, self._work))
-        return PlanAnswer(self._journal.version, self._work() - since, plan=msgspec.Raw(plan))
-
-    def mistrust(self, reason: str) -> None:
-        """See ``Answers.mistrust``; it would say the same again."""
-        raise AssertionError(reason)
 
 
 class Decider:

@@ -91,11 +91,6 @@ class VolumeNeeds(NamedTuple):
     exclusive: tuple[ObjectKey, ...] = ()
     disks: tuple[Disk, ...] = ()
 
-    @property
-    def are_met_everywhere(self) -> bool:
-        """Whether they are met on every node."""
-        return not any(self)
-
 
 NO_NEEDS = VolumeNeeds()
 

@@ -45,7 +45,7 @@ class _Record:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """An immutable set of records; ``with_claim`` and ``without`` give new ones."""
+    """An immutable set of records; ``changed`` and ``without`` return new ones."""
 
     version: int = VERSION
     _records: Mapping[Uid, _Record] = field(default_factory=dict)
@@ -81,10 +81,6 @@ class Checkpoint:
         """Return whether a reboot has ended what the record says. Where a boot is not known, none has."""
         made_in = claim.boot_id or self.boot_id
         return bool(boot_id and made_in) and made_in != boot_id
-
-    def with_claim(self, claim: PreparedClaim) -> Checkpoint:
-        """Return it with this record, in place of one of the same UID."""
-        return self.changed({claim.uid: claim})
 
     def without(self, uid: Uid) -> Checkpoint:
         """Return it without the record of this UID."""

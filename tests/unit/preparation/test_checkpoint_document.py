@@ -30,7 +30,7 @@ def file(payload: str, version: int = 1) -> bytes:
 
 
 def test_round_trip() -> None:
-    checkpoint = Checkpoint().with_claim(record(A)).with_claim(record(B))
+    checkpoint = Checkpoint().changed({A: record(A)}).changed({B: record(B)})
     again = Checkpoint.decode(checkpoint.encode())
     assert list(again) == list(checkpoint)
     assert again.get(A) == record(A)
@@ -44,7 +44,7 @@ def test_what_a_newer_version_wrote_is_kept() -> None:
     data = file(f'{{"claims": {claims}, "bootId": "x", "more": [1, 2]}}', version=7)
     checkpoint = Checkpoint.decode(data)
     assert checkpoint.get(A) == PreparedClaim(uid=A, namespace="n", name="m", state=ClaimState.STARTED)
-    written = json.loads(checkpoint.with_claim(record(B)).encode())
+    written = json.loads(checkpoint.changed({B: record(B)}).encode())
     assert written["version"] == 7
     assert written["payload"]["bootId"] == "x"
     assert written["payload"]["more"] == [1, 2]
@@ -68,7 +68,7 @@ def test_the_checksum_is_over_the_bytes_not_over_what_we_understand_of_them() ->
 
 @given(st.data())
 def test_every_changed_byte_is_noticed(data: st.DataObject) -> None:
-    good = Checkpoint().with_claim(record(A)).encode()
+    good = Checkpoint().changed({A: record(A)}).encode()
     at = data.draw(st.integers(0, len(good) - 2))
     new = data.draw(st.integers(0, 255).filter(lambda b: b != good[at]))
     changed = good[:at] + bytes([new]) + good[at + 1 :]
@@ -102,4 +102,4 @@ def test_anything_else_is_a_decode_error(data: bytes) -> None:
 
 def test_a_record_with_a_uid_that_is_no_file_name_is_refused() -> None:
     with pytest.raises(InvalidInput, match="claim UID"):
-        Checkpoint().with_claim(record(Uid("../../x")))
+        Checkpoint().changed({Uid("../../x"): record(Uid("../../x"))})

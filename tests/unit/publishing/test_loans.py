@@ -35,7 +35,6 @@ from dra_driver.publishing.loans import (
     look_at_loans,
     notes,
     recalled,
-    recalled_devices,
     untainted_devices,
 )
 
@@ -242,11 +241,3 @@ def test_a_note_without_all_devices_is_no_note_of_the_loan() -> None:
     after = look_at_loans({"g": loan}, facts(whole, slices=slices)).loans
     assert after["g"].state is S.UNTAINTING
     assert untainted_devices(after) == {"b"}
-
-
-def test_all_that_was_touched_is_recalled() -> None:
-    loans = {
-        "a": Loan(S.RECALLING, frozenset({"a1"}), frozenset({"a1", "a2"})),
-        "b": Loan(S.DRAINING, frozenset({"b"}), frozenset({"b"})),
-    }
-    assert recalled_devices(loans) == {"a1", "a2"}

@@ -162,7 +162,7 @@ def strategic_merge(target: Raw, patch: object, type_: Type) -> Raw:
     return merged if isinstance(merged, dict) else {}
 
 
-def _merge_object(target: Any, patch: Raw, type_: Type | None, retain: bool = False) -> Any:
+def _merge_object(target: Any, patch: Raw, type_: Type | None) -> Any:
     directive = patch.get(_PATCH)
     if directive is not None and not isinstance(target, dict):
         return {}  # an instruction for an object that is not there has no effect

@@ -360,7 +360,7 @@ def test_a_reboot_ends_what_was_set_on_gpus() -> None:
         devices=(PreparedDevice(requests=("gpu",), pool=PoolName("node-a"), device="gpu-0", uuid="GPU-0"),),
         settings=(DeviceSetting(device="gpu-0", uuid="GPU-0", time_slice="Long", daemon=False),),
     )
-    before = Checkpoint().with_claim(record).with_boot_id("0a0a").encode()
+    before = Checkpoint().changed({record.uid: record}).with_boot_id("0a0a").encode()
 
     async def after(boot_id: str) -> dict[str, str]:
         disk = Disk(checkpoint=before, specs={uid: b"{}"})
