@@ -19,7 +19,7 @@ from hypothesis.internal.conjecture import providers
 # The rooms of tests/support, and of the embedded cluster's tests what its rooms share.
 sys.path.extend(
     str(Path(__file__).parent / f"support{folder}")
-    for folder in ("", "/admission", "/allocator", "/controller", "/hardware")
+    for folder in ("", "/admission", "/allocator", "/control_plane", "/controller", "/documents", "/hardware")
 )
 sys.path.append(str(Path(__file__).parent / "sim"))
 

@@ -1,6 +1,6 @@
 """Runs the benchmarks: ``make bench``, or ``run.py NAME…`` for some of them.
 
-Every module ``bench_NAME.py`` beside this one has ``run() -> list`` of rows ``{"name", "value", "unit"}``,
+Every module ``bench_NAME.py`` here and below has ``run() -> list`` of rows ``{"name", "value", "unit"}``,
 with ``baseline`` (what it is compared with, in the same unit, and ``baseline_of``: whose) where there is one.
 Rows go to ``build/bench.json``, into a table and into a picture, ``build/bench.svg``; ``ratio`` is value /
 baseline. With ``--docs`` those of the benchmarks that ran replace the ones in ``docs/performance.json``, and
@@ -25,8 +25,12 @@ ROOT = HERE.parents[1]
 DOCS = ROOT / "docs"
 SUPPORT = HERE.parent / "support"
 sys.path[:0] = [
-    str(folder)
-    for folder in (HERE, SUPPORT, SUPPORT / "allocator", SUPPORT / "controller", SUPPORT / "hardware")
+    str(parent / room)
+    for parent, rooms in (
+        (HERE, ("", "allocator", "node", "page")),
+        (SUPPORT, ("", "allocator", "controller", "documents", "hardware")),
+    )
+    for room in rooms
 ]
 
 import plots  # noqa: E402
@@ -90,7 +94,7 @@ def renew(folder: Path, what: dict[str, Any], rows: list[dict[str, Any]]) -> Non
 
 def main() -> int:
     """The command line."""
-    known = sorted(p.stem.removeprefix("bench_") for p in HERE.glob("bench_*.py"))
+    known = sorted(p.stem.removeprefix("bench_") for p in HERE.rglob("bench_*.py"))
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

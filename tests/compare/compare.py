@@ -28,7 +28,7 @@ from types import FrameType
 from typing import NoReturn
 
 _TESTS = Path(__file__).resolve().parent.parent
-_FOLDERS = ("compare", "support", "e2e", "e2e/harness", "benchmarks")
+_FOLDERS = ("compare", "support", "support/control_plane", "e2e", "e2e/harness", "benchmarks")
 sys.path[:0] = [str(_TESTS / folder) for folder in _FOLDERS]
 
 from compare_loans import LOANS  # noqa: E402

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "sim"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "support" / "controller"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "support" / "control_plane"))
 
 from fault_lending import LendingScenario
 from fault_world import Result, Scenario, play, quiet_logs

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).parents[1] / "unit"))
+sys.path.append(str(Path(__file__).parents[2] / "unit"))
 
 import nvml_stub_support as stub
 

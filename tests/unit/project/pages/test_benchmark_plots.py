@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 sys.path.append(str(ROOT / "tests" / "benchmarks"))
 
 import plots  # noqa: E402

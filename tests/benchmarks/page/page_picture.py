@@ -1,4 +1,4 @@
-"""Makes docs/page.webp, the picture of the page: ``.venv/bin/python tests/benchmarks/page_picture.py``."""
+"""Makes docs/page.webp: ``.venv/bin/python tests/benchmarks/page/page_picture.py``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "support" / room) for room in ("", "controller")]
+ROOT = Path(__file__).parents[3]
+sys.path[:0] = [str(ROOT / "tests" / "support" / room) for room in ("", "controller", "documents")]
 
 from browser import browsing  # noqa: E402  # found by the line above
 from page_fleet import fleet_of, shown  # noqa: E402

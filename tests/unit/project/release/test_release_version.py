@@ -12,7 +12,7 @@ import yaml
 
 import dra_driver
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 # How the image is named in prose, manifests and commands.
 IMAGE = re.compile(r"\bdra-driver:(\d+\.\d+\.\d+[^\s`\"'&|;]*)")
 

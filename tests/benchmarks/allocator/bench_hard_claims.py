@@ -16,7 +16,7 @@ from hostile_claims import attacks
 
 from dra_driver.sim.cluster import EmbeddedCluster
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "sim")]
+sys.path[:0] = [str(Path(__file__).parents[2] / "sim")]
 
 import cluster_support as support  # noqa: E402 - of the tests of the embedded cluster
 

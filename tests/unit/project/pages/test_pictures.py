@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-DOCS = Path(__file__).parents[3] / "docs"
+DOCS = Path(__file__).parents[4] / "docs"
 SVG = "{http://www.w3.org/2000/svg}"
 # Pixels of a character, on average, in a wide font of 12 pixels.
 CHARACTER = 6.9

@@ -10,7 +10,7 @@ import pytest
 
 from dra_driver.cli.main import main
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 PAGE = ROOT / "docs" / "plan.md"
 EXAMPLES = re.findall(r"```console\n\$ dra-driver ([^\n]*)\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
 
