@@ -9,7 +9,6 @@ allocated and assumed, and which pools are blocked; an answer says how many of i
 from __future__ import annotations
 
 from controller.allocate.decide.decisions import Decisions
-from controller.allocate.decide.earlier_users import kept_others_back
 from controller.allocate.decide.groups.group_members import Gang, GroupFinder, Standing
 from controller.allocate.decide.learned import (
     LONGEST_LEARNED,
@@ -64,6 +63,7 @@ from controller.allocate.decide.nodes.reports import (
 )
 from controller.allocate.decide.nodes.signatures import signature_of
 from controller.allocate.decide.order import Rank, rank_of, rank_of_group
+from controller.allocate.decide.pods.earlier_users import kept_others_back
 from controller.allocate.decide.state.claims import ClaimView, node_of, same_devices
 from controller.allocate.decide.state.objects import (
     CLAIM_INDEX,

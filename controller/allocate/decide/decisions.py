@@ -6,13 +6,11 @@ import sys
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from controller.allocate.decide.earlier_users import EarlierUsers
 from controller.allocate.decide.groups.gangs import Gangs
 from controller.allocate.decide.groups.group_members import Gang, GroupProblem
 from controller.allocate.decide.heavy import HeavyQuestions
 from controller.allocate.decide.intake import Intake
 from controller.allocate.decide.learned import Learned
-from controller.allocate.decide.lending import LoanTerms
 from controller.allocate.decide.memory import Memory
 from controller.allocate.decide.messages import (
     Change,
@@ -32,10 +30,12 @@ from controller.allocate.decide.nodes.node_backoff import NodeBackoff
 from controller.allocate.decide.nodes.node_usage import NodeUsage
 from controller.allocate.decide.nodes.placement import Placements
 from controller.allocate.decide.nodes.reports import suitable_nodes
-from controller.allocate.decide.questions import NoFit
+from controller.allocate.decide.pods.earlier_users import EarlierUsers
+from controller.allocate.decide.pods.lending import LoanTerms
+from controller.allocate.decide.pods.questions import NoFit
+from controller.allocate.decide.pods.solving import PodDecider
 from controller.allocate.decide.refusals import Refusals
 from controller.allocate.decide.set_aside import NOTE, SetAsideDevices
-from controller.allocate.decide.solving import PodDecider
 from controller.allocate.decide.state.claims import ClaimView
 from controller.allocate.decide.state.cluster_state import ClusterState
 from controller.allocate.decide.state.objects import (

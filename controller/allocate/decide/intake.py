@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 
-from controller.allocate.decide.earlier_users import kept_others_back
 from controller.allocate.decide.groups.gangs import Gangs
 from controller.allocate.decide.groups.group_members import Gang, GroupProblem
 from controller.allocate.decide.heavy import HeavyQuestions
@@ -31,8 +30,9 @@ from controller.allocate.decide.nodes.node_backoff import NodeBackoff, changed_n
 from controller.allocate.decide.nodes.node_usage import NodeUsage
 from controller.allocate.decide.nodes.placement import Placements, same_for_pods
 from controller.allocate.decide.nodes.reports import has_node
+from controller.allocate.decide.pods.earlier_users import kept_others_back
+from controller.allocate.decide.pods.solving import PodDecider
 from controller.allocate.decide.set_aside import SetAsideDevices
-from controller.allocate.decide.solving import PodDecider
 from controller.allocate.decide.state.claims import ClaimView
 from controller.allocate.decide.state.cluster_state import ClusterState
 from controller.allocate.decide.state.objects import (

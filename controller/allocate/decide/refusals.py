@@ -7,8 +7,8 @@ from collections.abc import Collection
 from controller.allocate.decide.groups.group_members import GroupProblem, signature_of_group
 from controller.allocate.decide.messages import Refuse
 from controller.allocate.decide.nodes.signatures import signature_of
-from controller.allocate.decide.questions import NoFit
-from controller.allocate.decide.solving import PodDecider
+from controller.allocate.decide.pods.questions import NoFit
+from controller.allocate.decide.pods.solving import PodDecider
 from controller.allocate.decide.state.claims import ClaimView
 from controller.allocate.decide.state.objects import CLAIM_INDEX, Objects, claims_of, is_finished
 from dra_driver.api.core import Pod

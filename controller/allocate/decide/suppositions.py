@@ -17,8 +17,8 @@ from controller.allocate.decide.messages import (
 )
 from controller.allocate.decide.nodes.node_usage import NodeUsage
 from controller.allocate.decide.order import Rank, rank_of, rank_of_group
+from controller.allocate.decide.pods.solving import PodDecider
 from controller.allocate.decide.set_aside import SetAsideDevices, SetAsideFor, over, soonest
-from controller.allocate.decide.solving import PodDecider
 from controller.allocate.decide.state.claims import ClaimView
 from controller.allocate.decide.state.objects import CLAIM_INDEX, Objects, claims_of, is_finished
 from dra_driver.api.core import Pod

@@ -1,6 +1,6 @@
 """Pods for which devices are lent to kube-scheduler: which come first, how many at a time, until when.
 
-What is lent is decided in ``controller.allocate.decide.lending``; how a loan goes through notes, slices and
+What is lent is decided in ``controller.allocate.decide.pods.lending``; how a loan goes through notes, slices and
 recalls is the publishing side's (``dra_driver.publishing.loans``). Here is what is between them: a pod.
 """
 

@@ -31,7 +31,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from controller.allocate.decide.earlier_users import EarlierUsers
 from controller.allocate.decide.groups.group_bounds import Crowd, crowds, state_of
 from controller.allocate.decide.groups.group_members import (
     Gang,
@@ -54,8 +53,9 @@ from controller.allocate.decide.messages import (
 )
 from controller.allocate.decide.nodes.node_usage import NodeUsage
 from controller.allocate.decide.nodes.signatures import signature_of
-from controller.allocate.decide.questions import NoFit
-from controller.allocate.decide.solving import PodDecider
+from controller.allocate.decide.pods.earlier_users import EarlierUsers
+from controller.allocate.decide.pods.questions import NoFit
+from controller.allocate.decide.pods.solving import PodDecider
 from controller.allocate.decide.state.claims import ClaimView
 from controller.allocate.decide.state.objects import (
     CLAIM_INDEX,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from controller.allocate.decide.nodes.placement import FreeRoom
 from controller.allocate.decide.nodes.signatures import signature_of
-from controller.allocate.decide.solving import PodDecider
+from controller.allocate.decide.pods.solving import PodDecider
 from controller.allocate.decide.state.objects import claims_of
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import Uid

@@ -7,18 +7,18 @@ from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Final
 
-from controller.allocate.decide.earlier_users import EarlierUsers
 from controller.allocate.decide.groups.group_bounds import Crowd, missing_in
 from controller.allocate.decide.groups.group_levels import described, node_sets, part_to_fill, pinned
 from controller.allocate.decide.groups.group_members import Standing
 from controller.allocate.decide.messages import GroupWrite, PodID, Proceed, Wait, Write
 from controller.allocate.decide.nodes.node_usage import NodeUsage
-from controller.allocate.decide.questions import (
+from controller.allocate.decide.pods.earlier_users import EarlierUsers
+from controller.allocate.decide.pods.questions import (
     NoFit,
     Question,
     Trial,
 )
-from controller.allocate.decide.solving import PodDecider
+from controller.allocate.decide.pods.solving import PodDecider
 from controller.allocate.decide.state.claims import ClaimView, node_of
 from controller.allocate.decide.state.objects import claims_of, is_finished
 from dra_driver.api.core import Pod

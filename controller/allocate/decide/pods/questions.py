@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from controller.allocate.decide.earlier_users import EarlierUser
 from controller.allocate.decide.messages import Lend, Proceed, Wait, Write
 from controller.allocate.decide.nodes.placement import Placement
+from controller.allocate.decide.pods.earlier_users import EarlierUser
 from controller.allocate.decide.state.claims import ClaimView
 from controller.allocate.decide.state.objects import CLAIM_INDEX, Objects, is_finished
 from controller.allocate.decide.state.ownership import ClaimOwnership, OwnedClaim

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from controller.allocate.decide.messages import Lend, LentNode, Proceed, Wait
 from controller.allocate.decide.nodes.placement import Placements
 from controller.allocate.decide.nodes.reports import has_no_node, report_of
-from controller.allocate.decide.questions import NoFit, Question
+from controller.allocate.decide.pods.questions import NoFit, Question
 from controller.allocate.decide.state.claims import ClaimView
 from controller.allocate.decide.state.cluster_state import ClusterState
 from controller.allocate.decide.state.objects import CLAIM_INDEX, Objects, is_finished

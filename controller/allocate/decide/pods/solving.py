@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from functools import cache
 
-from controller.allocate.decide.earlier_users import EarlierUser
-from controller.allocate.decide.lending import Lending, LoanTerms
 from controller.allocate.decide.messages import Proceed, Settings, Wait, Write
 from controller.allocate.decide.nodes.placement import FreeRoom, Placements
-from controller.allocate.decide.questions import (
+from controller.allocate.decide.pods.earlier_users import EarlierUser
+from controller.allocate.decide.pods.lending import Lending, LoanTerms
+from controller.allocate.decide.pods.questions import (
     NoFit,
     PodDecision,
     Question,
