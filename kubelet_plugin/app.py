@@ -126,7 +126,7 @@ class Plugin:
         self._effects = BackendEffects(backends)
         self.notices = Notices(client, self._clock, configuration.node_name)
         self._memory = HealthFile(
-            configuration.health_memory, backends, self._io, boot_id=self._boot_id, tell=self.notices.report
+            configuration.health_memory, backends, self._io, boot_id=self._boot_id, report=self.notices.report
         )
         self._node_lock = StateLock(configuration.state / "state.lock")
         self._instances = Instances(configuration.state, configuration.instance, self._clock)

@@ -294,7 +294,7 @@ class Objects:
         waits, aside = waiting_condition(pod) or {}, set_aside_condition(pod) or {}
         facts: tuple[tuple[str, Cell], ...] = (
             ("Phase", pod.status.phase),
-            ("Waits for devices", _said(waits)),
+            ("Waits for devices", _reason_and_message(waits)),
             ("Since", str(waits.get("lastTransitionTime") or "")),
             ("Set aside for it", str(aside.get("message") or "")),
             ("Node", Link("node", pod.spec.node_name) if pod.spec.node_name else ""),
@@ -334,7 +334,7 @@ def _key(name: str) -> ObjectKey:
     return ObjectKey(namespace, rest)
 
 
-def _said(condition: Mapping[str, str | int | None]) -> str:
+def _reason_and_message(condition: Mapping[str, str | int | None]) -> str:
     return ": ".join(str(condition[f]) for f in ("reason", "message") if condition.get(f))
 
 

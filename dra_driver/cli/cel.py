@@ -33,7 +33,7 @@ from dra_driver.api.resource import (
 )
 from dra_driver.cli import common
 from dra_driver.cli.allocator import manifests as allocator_manifests
-from dra_driver.cli.display.progress import said_if_long
+from dra_driver.cli.display.progress import shown_if_long
 from dra_driver.cli.display.report import Table
 from dra_driver.cli.display.terminal import print_report
 from dra_driver.cli.explaining.selectors import evaluate, evaluation_data, evaluation_report
@@ -147,7 +147,7 @@ async def _slices_of_cluster(args: argparse.Namespace) -> Sequence[ResourceSlice
     async with await KubeApi.connect(
         args.kubeconfig, context=args.context, user_agent="dra-driver-cel"
     ) as client:
-        with said_if_long("reading resourceslices of the cluster"):
+        with shown_if_long("reading resourceslices of the cluster"):
             return await Lister(client).all(RESOURCE_SLICES)
 
 

@@ -92,7 +92,7 @@ def _main(prog: str, commands: Sequence[str], argv: Sequence[str] | None) -> int
     args, run, failure = _parse(prog, commands, chosen, arguments)
     common.configure_logging(args.log_level, args.log_format)
 
-    def say(error: object) -> None:
+    def report(error: object) -> None:
         # It may quote objects that others wrote, and what a server answers.
         print(printable(f"{prog} {chosen}: {error}"), file=sys.stderr)
 
@@ -100,13 +100,13 @@ def _main(prog: str, commands: Sequence[str], argv: Sequence[str] | None) -> int
         return int(run(args))
     except ConfigurationError as e:
         for finding in e.findings:
-            say(finding)
+            report(finding)
         return 2
     except InvalidInput as e:
-        say(e)
+        report(e)
         return 2
     except DraError as e:
-        say(e)
+        report(e)
         return failure
     except BrokenPipeError:
         # The reader of the output has gone (``| head``): not an error to report.

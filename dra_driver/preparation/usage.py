@@ -127,10 +127,10 @@ def _is_user(process: NodeProcess, record: PreparedClaim, others_pods: set[Uid])
         return True
     if process.pod in others_pods or record.is_for_one_pod:
         return False
-    return not any(_tells_claim(device, record.uid) for device in record.devices)
+    return not any(_has_own_files(device, record.uid) for device in record.devices)
 
 
-def _tells_claim(device: PreparedDevice, uid: Uid) -> bool:
+def _has_own_files(device: PreparedDevice, uid: Uid) -> bool:
     """Return whether containers have a file mounted whose path on the host names the claim."""
     return device.own is not None and any(f"/{uid}/" in m.host_path for m in device.own.mounts)
 

@@ -85,7 +85,7 @@ class Port:
         async def track(request: web.Request, handler: Handle) -> web.StreamResponse:
             connection = self._of(request)
             if connection is None:
-                return _nobody()
+                return _timed_out()
             connection.received = 0
             arriving = request.body_exists and not request.content.is_eof()
             self.connections.enter(connection, Stage.BODY if arriving else Stage.SERVED)
@@ -94,7 +94,7 @@ class Port:
             except ConnectionError:
                 if self._of(request) is not None:
                     raise
-                return _nobody()  # or aiohttp would log each of thousands with its traceback
+                return _timed_out()  # or aiohttp would log each of thousands with its traceback
             finally:
                 if self._of(request) is connection:
                     self.connections.enter(connection, Stage.IDLE)
@@ -418,7 +418,7 @@ async def serve(
         await opened.close()
 
 
-def _nobody() -> web.Response:
+def _timed_out() -> web.Response:
     """Return the answer for a connection that is closed."""
     return web.Response(status=408)
 

@@ -1,8 +1,8 @@
 """Which devices are busy, for allocators that take idle ones first.
 
-A device is busy or idle by the mean of its load over the last minute, when that has said so for another
-minute: what is written follows the use of a device, not its bursts, and is written rarely. A device that has
-reported no load for a minute is neither.
+Whether a device is busy or idle is decided by the mean of its load over the last minute, and changes when the
+new state has lasted for another minute: so bursts change nothing, and the inventory is written rarely. A device
+that has reported no load for a minute is neither.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class DeviceActivity:
     Args:
         threshold: share of the time, 0 to 1; a device whose mean load reaches it is busy. Idle is what stays
             below half of it; in between nothing changes.
-        seconds: over which the mean is taken, and for which it must say the same before anything changes.
+        seconds: over which the mean is taken, and for which a new state must last before it counts.
     """
 
     def __init__(self, threshold: float, seconds: float) -> None:
@@ -62,15 +62,15 @@ class DeviceActivity:
         if not self._samples:
             self.use = self._other = None
             return
-        said = self._said(now)
-        if said is None or said == self.use:
+        found = self._use_now(now)
+        if found is None or found == self.use:
             self._other = None
-        elif said != self._other:
-            self._other, self._since = said, now
+        elif found != self._other:
+            self._other, self._since = found, now
         elif now - self._since >= self._seconds:
-            self.use, self._other = said, None
+            self.use, self._other = found, None
 
-    def _said(self, now: float) -> Use | None:
+    def _use_now(self, now: float) -> Use | None:
         assert self._begun is not None
         if now - self._begun < self._seconds:
             return self.use  # too little is known
@@ -84,7 +84,7 @@ class ActivityWatch:
     """Samples the devices and says which are busy.
 
     Attributes:
-        current: None before anything can be said: what an earlier process has said stays for so long.
+        current: None until there are enough samples; what an earlier process has written stays meanwhile.
         changes: notified when ``current`` has become another one.
 
     Args:
@@ -125,10 +125,10 @@ class ActivityWatch:
             del self._devices[name]
         if self.current is None and now - self._begun < 2 * self._seconds + 2 * self._every:
             return
-        said = Activity(busy=self._named("busy"), idle=self._named("idle"))
-        if said != self.current:
-            log.info("activity of the devices has changed", busy=len(said.busy), idle=len(said.idle))
-            self.current = said
+        found = Activity(busy=self._named("busy"), idle=self._named("idle"))
+        if found != self.current:
+            log.info("activity of the devices has changed", busy=len(found.busy), idle=len(found.idle))
+            self.current = found
             self.changes.notify()
 
     def _named(self, use: Use) -> tuple[str, ...]:

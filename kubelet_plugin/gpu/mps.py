@@ -194,7 +194,7 @@ class MpsDaemons:
             return
         deadline = time.monotonic() + self._ready_seconds
         while self._answers(folder):
-            self._say(folder, "quit -t 1")
+            self._command(folder, "quit -t 1")
             if time.monotonic() >= deadline:
                 raise PrepareError(f"device {device}: the MPS daemon does not end", retryable=True)
             self._pause(0.1)
@@ -249,9 +249,9 @@ class MpsDaemons:
 
     def _answers(self, folder: Path) -> bool:
         # Without a pipe the tool would try to start a daemon of its own in some versions.
-        return (folder / "pipe" / "control").exists() and self._say(folder, _PROBE)
+        return (folder / "pipe" / "control").exists() and self._command(folder, _PROBE)
 
-    def _say(self, folder: Path, words: str) -> bool:
+    def _command(self, folder: Path, words: str) -> bool:
         try:
             done = subprocess.run(  # noqa: S603
                 [self._control],

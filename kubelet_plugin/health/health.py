@@ -204,9 +204,9 @@ class HealthEvents:
             if not self._leads():
                 continue
             for device in sorted(before.keys() | now.keys()):
-                await self._tell(device, before.get(device, {}), now.get(device, {}))
+                await self._report(device, before.get(device, {}), now.get(device, {}))
 
-    async def _tell(
+    async def _report(
         self, device: str, before: Mapping[str, DeviceHealth], now: Mapping[str, DeviceHealth]
     ) -> None:
         begun = [now[r] for r in sorted(now.keys() - before.keys())]

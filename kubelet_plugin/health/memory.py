@@ -61,7 +61,7 @@ class HealthFile:
         path: the file; ``FILE.previous`` is the version before the last write.
         backends: the node's; those that keep nothing are left out.
         boot_id: of this boot; empty where unknown, then nothing is taken to be of an earlier one.
-        tell: called with kind (see ``notices``) and text of what somebody should know.
+        report: called with the kind (see ``notices``) and the text of a finding.
     """
 
     def __init__(
@@ -71,14 +71,14 @@ class HealthFile:
         executor: Executor,
         *,
         boot_id: str = "",
-        tell: Callable[[str, str], None] = lambda *_: None,
+        report: Callable[[str, str], None] = lambda *_: None,
     ) -> None:
         self._path = path
         self._previous = path.with_name(f"{path.name}.previous")
         self._memories = {memory.name: memory for memory in health_memories(backends)}
         self._executor = executor
         self._boot_id = boot_id
-        self._tell = tell
+        self._report = report
         self._seen: tuple[int, ...] | None = None
         self._written: dict[str, bytes] = {}
         # Also of backends that are not configured now, or do not answer.
@@ -92,7 +92,7 @@ class HealthFile:
         if self._memories:
             loop = asyncio.get_running_loop()
             for problem in await loop.run_in_executor(self._executor, self._load):
-                self._tell(HEALTH_MEMORY_DAMAGED, problem)
+                self._report(HEALTH_MEMORY_DAMAGED, problem)
 
     async def keep(self) -> None:
         """Write what has changed, durably; what cannot be written is logged and tried again next time."""

@@ -1,7 +1,7 @@
 """Pods for which devices are lent to kube-scheduler: which come first, how many at a time, until when.
 
-What is lent is decided in ``controller.allocate.decide.pods.lending``; how a loan goes through notes, slices and
-recalls is the publishing side's (``dra_driver.publishing.loans``). Here is what is between them: a pod.
+``controller.allocate.decide.pods.lending`` decides what is lent; ``dra_driver.publishing.loans`` takes a
+loan through notes, slices and recalls. This room has what is between the two: the pods.
 """
 
 from __future__ import annotations

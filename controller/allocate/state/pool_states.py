@@ -42,7 +42,7 @@ class PoolStates:
         self._policies: dict[PoolID, PoolPolicy] = {}
         # Names of units and devices that are lent, as the publishing side says, and as is noted; all devices
         # that these exclude.
-        self._told: dict[PoolID, frozenset[str]] = {}
+        self._announced: dict[PoolID, frozenset[str]] = {}
         self._noted: dict[PoolID, frozenset[str]] = {}
         self._lent: dict[PoolID, frozenset[str]] = {}
 
@@ -79,7 +79,7 @@ class PoolStates:
             pool: which one.
             names: of units (``dra_driver.ownership.units``) and of devices; empty: nothing.
         """
-        _put(self._told, pool, frozenset(names))
+        _put(self._announced, pool, frozenset(names))
         self._look_at_lent(pool)
 
     def lent(self, pool: PoolID) -> frozenset[str]:
@@ -107,12 +107,12 @@ class PoolStates:
 
     def _saw(self, slice_: ResourceSlice) -> None:
         pool = pool_of_slice(slice_)
-        if pool in self._told or pool in self._noted:
+        if pool in self._announced or pool in self._noted:
             self._look_at_lent(pool)
 
     def _look_at_lent(self, pool: PoolID) -> None:
         before = self.of(pool)
-        names = self._told.get(pool, _NOTHING) | self._noted.get(pool, _NOTHING)
+        names = self._announced.get(pool, _NOTHING) | self._noted.get(pool, _NOTHING)
         _put(self._lent, pool, devices_in(self._slices_of(pool), names) if names else _NOTHING)
         self._report(before)
 

@@ -209,7 +209,7 @@ class WorkerProcess:
         self._answers = False
         watching = asyncio.get_running_loop().create_task(self._watch(child))
         try:
-            await self._tell(child)
+            await self._bring_up_to_date(child)
             await self._listen(child)
         finally:
             watching.cancel()
@@ -217,8 +217,8 @@ class WorkerProcess:
             status = await child.end()
         return status
 
-    async def _tell(self, child: Child) -> None:
-        """Tell a new worker everything that there is; changes are passed on meanwhile."""
+    async def _bring_up_to_date(self, child: Child) -> None:
+        """Send a new worker all that the journal has; changes are passed on meanwhile."""
         limits = self._limits
         began = since = time.monotonic()
         self._write(frame(Code.START, 0, Start(self._settings, limits.slow, limits.memory)))

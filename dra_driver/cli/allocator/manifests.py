@@ -32,7 +32,7 @@ from dra_driver.api.resource import (
     ResourceSlice,
 )
 from dra_driver.cli import common
-from dra_driver.cli.display.progress import said_if_long
+from dra_driver.cli.display.progress import shown_if_long
 from dra_driver.errors import DecodeError, InvalidInput
 from dra_driver.ownership import is_controller_taint
 from dra_driver.resourceclaim import pod_claims
@@ -190,7 +190,7 @@ def read(files: Sequence[str]) -> Manifests:
     """
     manifests = Manifests()
     for name in files:
-        with said_if_long(f"reading {name}") if name != "-" else contextlib.nullcontext():
+        with shown_if_long(f"reading {name}") if name != "-" else contextlib.nullcontext():
             for number, document in enumerate(documents(name), 1):
                 for where, item in items_of(document, f"{name}, document {number}"):
                     _add(manifests, item, where)

@@ -12,7 +12,7 @@ from typing import Final, TextIO
 
 from dra_driver.cli.display.report import printable
 
-__all__ = ["AFTER", "Progress", "said_if_long"]
+__all__ = ["AFTER", "Progress", "shown_if_long"]
 
 AFTER: Final = 1.0
 """Seconds before anything is said."""
@@ -57,12 +57,12 @@ class Progress:
 
 
 @contextlib.contextmanager
-def said_if_long(text: str, line: Progress | None = None) -> Iterator[None]:
-    """Say what is being done, once it takes longer than a second, also where it never waits.
+def shown_if_long(text: str, line: Progress | None = None) -> Iterator[None]:
+    """Show what is being done, once it takes longer than a second, also where it never awaits.
 
     Args:
         text: what is being done.
-        line: where it is said; if None, stderr.
+        line: where it is shown; if None, on stderr.
     """
     shown = line or Progress()
     if not shown.wanted:
@@ -70,11 +70,11 @@ def said_if_long(text: str, line: Progress | None = None) -> Iterator[None]:
         return
     ended = threading.Event()
 
-    def say() -> None:
+    def show() -> None:
         while not ended.wait(AFTER / 4):
             shown.show(text)
 
-    thread = threading.Thread(target=say, name="progress", daemon=True)
+    thread = threading.Thread(target=show, name="progress", daemon=True)
     thread.start()
     try:
         yield

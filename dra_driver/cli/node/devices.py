@@ -14,7 +14,7 @@ from dra_driver.api import codec, names
 from dra_driver.api.own.inventory import InventoryDevice
 from dra_driver.api.resource import DeviceAttribute
 from dra_driver.cli import common
-from dra_driver.cli.display.progress import said_if_long
+from dra_driver.cli.display.progress import shown_if_long
 from dra_driver.discovery import LastKnownGood
 
 __all__ = ["add_arguments", "run"]
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     backends = _open_backends(args)
     for kept in backends:
         try:
-            with said_if_long(f"looking for devices: {kept.backend.name}"):
+            with shown_if_long(f"looking for devices: {kept.backend.name}"):
                 kept.look()
         finally:
             kept.backend.close()

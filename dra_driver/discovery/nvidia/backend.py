@@ -92,7 +92,7 @@ class NvmlBackend:
         self._open = False
         # Opened for the first time, the library says nothing about resets: see ``_opened``.
         self._driver: str | None = ""
-        self._let_go = False
+        self._released = False
         self._last: dict[int, DiscoveredDevice] = {}
         self._log = ProblemLog(self.name)
         self._conditions = Conditions(now)
@@ -185,7 +185,7 @@ class NvmlBackend:
         with self._lock:
             self._shut_down()
             self._last = {}
-            self._let_go = True
+            self._released = True
 
     def control(self, places: ToolPaths) -> NvmlControl:
         """See ``control.ControllableBackend.control``."""
@@ -227,7 +227,7 @@ class NvmlBackend:
                 raise DiscoveryError(f"nvml: the GPUs cannot be counted: {error_text(first)}") from first
             # The driver was reloaded under us: what the library holds is stale.
             self._last = {}
-            self._let_go = not self._driver  # where it can be seen whether it was, that decides
+            self._released = not self._driver  # where it can be seen whether it was, that decides
             return self._count()
         if count > _MAX_GPUS:
             raise DiscoveryError(f"nvml: {count} GPUs are not plausible; at most {_MAX_GPUS} are looked at")
@@ -249,9 +249,9 @@ class NvmlBackend:
     def _opened(self) -> None:
         """Note that GPUs may have been reset while the library was closed, or with the driver."""
         before, self._driver = self._driver, self._loaded_driver()
-        if self._let_go or (before and before != self._driver):
+        if self._released or (before and before != self._driver):
             self._conditions.reopened()
-        self._let_go = False
+        self._released = False
 
     def _loaded_driver(self) -> str | None:
         """Return which loading of the kernel driver this is: empty if unknown, None if it is not loaded.

@@ -101,7 +101,7 @@ class ExtendedResources:
         self._made[pod.metadata.uid] = claim
         return claim
 
-    async def tell(self, pod: Pod, claim: ResourceClaim, share: resourceclaim.Share) -> None:
+    async def record(self, pod: Pod, claim: ResourceClaim, share: resourceclaim.Share) -> None:
         """Write into the pod's status which container gets which request."""
         status = {
             "resourceClaimName": claim.metadata.name,

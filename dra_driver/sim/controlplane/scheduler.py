@@ -260,7 +260,7 @@ class Scheduler:
             await self._refuse(pod, _failed_to_reserve(e))
             return False
         if decision.share is not None:
-            await self._extended.tell(pod, claims[-1], decision.share)
+            await self._extended.record(pod, claims[-1], decision.share)
         await self._bind(pod, decision.node)
         return True
 

@@ -73,7 +73,7 @@ class Demo:
     _results: dict[str, Any] = field(default_factory=dict)
     _started: float = field(default_factory=time.monotonic)
 
-    def _say(self, text: str = "") -> None:
+    def _print(self, text: str = "") -> None:
         print(text, file=self.out, flush=True)
 
     def _width(self) -> int:
@@ -82,7 +82,7 @@ class Demo:
         return max(demo_report.WIDTH, columns)
 
     def _step(self, text: str) -> None:
-        self._say(f"[{time.monotonic() - self._started:5.1f}s] {text}")
+        self._print(f"[{time.monotonic() - self._started:5.1f}s] {text}")
 
     async def run(self) -> int:
         """Run the whole demo.
@@ -122,7 +122,7 @@ class Demo:
             return 1
         self._publish(good)
         self._step("everything is stopped")
-        self._say("The demo succeeded." if good else "The demo FAILED: see above.")
+        self._print("The demo succeeded." if good else "The demo FAILED: see above.")
         return 0 if good else 1
 
     # --- phases ---------------------------------------------------------------------------------------------
@@ -184,9 +184,9 @@ class Demo:
 
     def _report(self, cluster: EmbeddedCluster, outcomes: Sequence[Outcome]) -> bool:
         if self.publish is None:
-            self._say()
-            self._say(demo_report.table(outcomes, self._width()))
-            self._say()
+            self._print()
+            self._print(demo_report.table(outcomes, self._width()))
+            self._print()
         findings = [f"{o.example.key}: {f}" for o in outcomes for f in example_checks.verify(o, outcomes)]
         findings += example_checks.twice_allocated(outcomes)
         # Which nodes a further backend's devices have, nobody else knows.
@@ -196,11 +196,11 @@ class Demo:
         self._results = {"pods": [demo_report.data(o) for o in outcomes], "findings": findings}
         for outcome in outcomes:
             if outcome.phase == "Pending":
-                self._say(f"{outcome.example.key} waits:")
+                self._print(f"{outcome.example.key} waits:")
                 for reason in outcome.reasons:
-                    self._say(f"    {reason}")
+                    self._print(f"    {reason}")
         for finding in findings:
-            self._say(f"NOT AS PROMISED  {finding}")
+            self._print(f"NOT AS PROMISED  {finding}")
         return not findings
 
     def _publish(self, good: bool) -> None:
@@ -217,31 +217,31 @@ class Demo:
                 try:
                     text = await asyncio.to_thread(runtime.run, view, cluster.root)
                 except DraError as e:
-                    self._say(f"    FAILED: {e}")
+                    self._print(f"    FAILED: {e}")
                     good = False
                     continue
                 for line in sorted(text.splitlines()):
                     if not line.startswith(container_runtime.NOT_OURS):
-                        self._say(f"    {line}")
+                        self._print(f"    {line}")
                 missing = [k for k, v in view.env.items() if f"{k}={v}" not in text.splitlines()]
                 missing += [d.path for d in view.devices if d.path not in text]
                 if missing:
-                    self._say(f"    NOT SEEN: {', '.join(missing)}")
+                    self._print(f"    NOT SEEN: {', '.join(missing)}")
                     good = False
         return good
 
     async def _keep(self, cluster: EmbeddedCluster, good: bool) -> int:
         self._publish(good)
-        self._say(f"The cluster stays until Ctrl-C or SIGTERM. Its files are in {cluster.root}. Try:")
-        self._say(f"    export KUBECONFIG={cluster.kubeconfig}")
-        self._say("    dra-driver status; dra-driver explain pod/unsatisfiable -n dra-examples")
+        self._print(f"The cluster stays until Ctrl-C or SIGTERM. Its files are in {cluster.root}. Try:")
+        self._print(f"    export KUBECONFIG={cluster.kubeconfig}")
+        self._print("    dra-driver status; dra-driver explain pod/unsatisfiable -n dra-examples")
         if self.options.web:
-            self._say(f"The page: http://127.0.0.1:{self.options.web}/")
-        self._say("    kubectl get nodes,resourceslices,deviceclasses")
-        self._say("    kubectl get pods,resourceclaims -A -o wide")
-        self._say("    kubectl -n dra-examples logs gpu-32gi")
-        self._say("    kubectl -n dra-examples describe pod unsatisfiable")
-        self._say("    kubectl get deviceinventories -o yaml")
+            self._print(f"The page: http://127.0.0.1:{self.options.web}/")
+        self._print("    kubectl get nodes,resourceslices,deviceclasses")
+        self._print("    kubectl get pods,resourceclaims -A -o wide")
+        self._print("    kubectl -n dra-examples logs gpu-32gi")
+        self._print("    kubectl -n dra-examples describe pod unsatisfiable")
+        self._print("    kubectl get deviceinventories -o yaml")
         self.kept = 0 if good else 1
         while True:
             cluster.check()
@@ -265,7 +265,7 @@ class Demo:
                 raise
             print(e, file=sys.stderr)
             for item in left:
-                self._say(f"LEFT BEHIND  {item}")
+                self._print(f"LEFT BEHIND  {item}")
             return False
         self._step("nothing is left: no pod, no CDI file, no checkpoint entry, no allocation")
         return True

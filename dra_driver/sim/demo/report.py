@@ -142,13 +142,13 @@ def _sees(outcome: Outcome) -> list[str]:
         if nodes:
             more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
             lines.append(" ".join(nodes[:3]) + more)
-        devices = [f"{k}={v}" for k, v in sorted(view.env.items()) if k.startswith("DRA_") and _tells(k)]
+        devices = [f"{k}={v}" for k, v in sorted(view.env.items()) if k.startswith("DRA_") and _is_device(k)]
         lines += _shortened(devices, "such")
         lines += [f"{k}={v}" for k, v in sorted(view.env.items()) if k in outcome.example.expect.env]
     return list(dict.fromkeys(lines)) or ["-"]
 
 
-def _tells(name: str) -> bool:
+def _is_device(name: str) -> bool:
     return name.endswith("_DEVICE")
 
 

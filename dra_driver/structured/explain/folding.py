@@ -226,14 +226,14 @@ def seen_values(selector: cel.Selector, views: Sequence[cel.DeviceView]) -> str:
     Of several devices each value is told with the number of those that have it, and many amounts as a range.
     """
     reads = selector.references
-    told = [_told(name, [v.attributes for v in views], domain) for domain, name in reads.attributes]
-    told += [_told(name, [v.capacity for v in views], domain) for domain, name in reads.capacity]
+    told = [_with_values(name, [v.attributes for v in views], domain) for domain, name in reads.attributes]
+    told += [_with_values(name, [v.capacity for v in views], domain) for domain, name in reads.capacity]
     if reads.driver:
         told.append(f"driver {_values([v.driver for v in views], str)}")
     return "; ".join(told[:_MOST_READ])
 
 
-def _told(name: str, content: Sequence[Mapping[str, Mapping[str, object]]], domain: str) -> str:
+def _with_values(name: str, content: Sequence[Mapping[str, Mapping[str, object]]], domain: str) -> str:
     return f"{name} {_values([c[domain].get(name) for c in content], _value)}"
 
 

@@ -20,7 +20,7 @@ from dra_driver.api.core import Node
 from dra_driver.api.meta import ObjectMeta
 from dra_driver.api.own.inventory import LARGEST_CAPACITY
 from dra_driver.api.resource import CounterSet, Device, NodeSelector, ResourceSlice
-from dra_driver.ownership import PoolID
+from dra_driver.ownership import PoolID, pool_of_slice
 from dra_driver.structured.model import nodeselection
 from dra_driver.structured.model.persistent import PersistentMap
 from dra_driver.structured.model.state import PoolState
@@ -228,9 +228,7 @@ class PoolIndex:
         for entry in entries:
             slices_of(entry.pool)[entry.name] = entry
             delta.update(_amounts(entry))
-        self._by_name = self._by_name.updated(
-            {n: (PoolID(s.spec.driver, s.spec.pool.name), s) for n, s in changed.items()}, gone
-        )
+        self._by_name = self._by_name.updated({n: (pool_of_slice(s), s) for n, s in changed.items()}, gone)
         self._resize(delta)
         self._replace_pools(
             {pool: tuple(by_name[n] for n in sorted(by_name)) for pool, by_name in by_pool.items()}
@@ -431,7 +429,7 @@ def _is_invalid(devices: Sequence[DeviceEntry], sets: Mapping[str, CounterSet]) 
 
 def _slice_entry(name: str, slice_: ResourceSlice, features: Features) -> SliceEntry:
     spec = slice_.spec
-    pool = PoolID(spec.driver, spec.pool.name)
+    pool = pool_of_slice(slice_)
     per_device = bool(spec.per_device_node_selection)
     devices = tuple(
         DeviceEntry(

@@ -17,7 +17,7 @@ import controller_scenarios as scenarios
 import e2e_support
 import pytest
 from e2e_support import clear, eventually, make_namespace, running
-from local_hands import KUBELET
+from local_actions import KUBELET
 
 from dra_driver.api.core import EVENTS, NODES, PODS
 from dra_driver.api.names import DEFAULT_DRIVER_NAME

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import yaml
-from embedded_hands import EmbeddedActions
-from local_hands import LocalActions
+from embedded_actions import EmbeddedActions
+from local_actions import LocalActions
 
 from dra_driver.api.core import NODES, PODS, Pod
 from dra_driver.api.meta import Resource

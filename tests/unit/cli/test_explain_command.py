@@ -16,7 +16,7 @@ from dra_driver.api import codec
 from dra_driver.api.core import Pod
 from dra_driver.api.resource import DeviceClass, ResourceClaim, ResourceSlice
 from dra_driver.cli.allocator.manifests import Manifests
-from dra_driver.cli.display.progress import Progress, said_if_long
+from dra_driver.cli.display.progress import Progress, shown_if_long
 from dra_driver.cli.display.report import Cell, Line, Report, Table, plain
 from dra_driver.cli.display.terminal import rendered
 from dra_driver.cli.explain import explained
@@ -203,12 +203,12 @@ def test_work_that_never_waits_is_said_too() -> None:
 
     terminal = Seen()
     line = Progress(terminal, itertools.count(0.0, 2.0).__next__)
-    with said_if_long("reading a.yaml", line):
+    with shown_if_long("reading a.yaml", line):
         assert terminal.said.wait(60)
     assert terminal.getvalue().startswith("\r\x1b[K… reading a.yaml")
     assert terminal.getvalue().endswith("\r\x1b[K")
     pipe = io.StringIO()
-    with said_if_long("never", Progress(pipe, itertools.count(0.0, 2.0).__next__)):
+    with shown_if_long("never", Progress(pipe, itertools.count(0.0, 2.0).__next__)):
         pass
     assert pipe.getvalue() == ""
 

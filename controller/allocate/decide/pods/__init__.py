@@ -1,1 +1,1 @@
-"""What one pod gets: its claims as a question, the devices that answer it, or what is lent to kube-scheduler."""
+"""What one pod gets: the question that its claims ask, the devices that answer it, or what is lent for it."""

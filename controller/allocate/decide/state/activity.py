@@ -11,7 +11,7 @@ import msgspec
 from dra_driver.api.meta import PoolName
 from dra_driver.api.own.inventory import DeviceInventory, inventory_name
 from dra_driver.api.resource import Device, DeviceAttribute, ResourceSlice
-from dra_driver.ownership import PoolID
+from dra_driver.ownership import PoolID, pool_of_slice
 
 __all__ = ["BUSY_ATTRIBUTE", "BusyDevices"]
 
@@ -64,7 +64,7 @@ class BusyDevices:
 
     def marked(self, slice_: ResourceSlice) -> ResourceSlice:
         """Return the slice as the allocator shall see it."""
-        busy = self._busy.get(PoolID(slice_.spec.driver, slice_.spec.pool.name))
+        busy = self._busy.get(pool_of_slice(slice_))
         if not busy or not any(d.name in busy for d in slice_.spec.devices):
             return slice_
         devices = tuple(_marked(d) if d.name in busy else d for d in slice_.spec.devices)

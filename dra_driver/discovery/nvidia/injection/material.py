@@ -73,7 +73,7 @@ class NvidiaMaterial:
         self._dev_root = dev_root
         self._proc_root = proc_root
         self._programs = HookPrograms()
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def complete(self, devices: Sequence[DiscoveredDevice]) -> Sequence[DiscoveredDevice]:
         """Return the devices, NVIDIA's with all that a container needs. Blocks: it reads files."""
@@ -99,8 +99,8 @@ class NvidiaMaterial:
         return DriverPlace(path, self._host_root / path.strip("/"), host, os.uname().release)
 
     def _log(self, problem: str) -> None:
-        if problem not in self._told:
-            self._told.add(problem)
+        if problem not in self._logged:
+            self._logged.add(problem)
             _log.warning("NVIDIA's files are incomplete or out of date", reason=problem)
 
 

@@ -175,7 +175,7 @@ class File:
             [*beside, backend],
             self._executor,
             boot_id=boot,
-            tell=lambda kind, _: self.told.append(kind),
+            report=lambda kind, _: self.told.append(kind),
         )
 
     def load(self) -> File:

@@ -36,7 +36,7 @@ BY_NODE = "--publish=node"
 
 
 class EmbeddedActions:
-    """Implements ``e2e_support.Hands``."""
+    """Implements ``e2e_support.Actions``."""
 
     parts = ("plugin", "kubelet", "controller")
 

@@ -23,7 +23,7 @@ KUBELET = Path("/var/lib/kubelet")
 
 
 class LocalActions:
-    """Implements ``e2e_support.Hands``."""
+    """Implements ``e2e_support.Actions``."""
 
     parts = ("plugin", "kubelet", "controller", "runtime")
 
