@@ -106,7 +106,7 @@ class PreemptionSettings:
 
     Attributes:
         mode: whether they are.
-        seconds: for which a round lasts: so long nobody else is removed for the same pod or group.
+        seconds: duration of a round, in which no further pod is removed for the same pod or group.
         per_minute: how many pods are removed in the long run, and at once after a pause.
         violates_budgets: whether PodDisruptionBudgets are violated where no other choice is left.
     """

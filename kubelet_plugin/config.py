@@ -44,7 +44,7 @@ class Timings:
             second; until then it may call the one that ends.
         shutdown: for calls to end. Longer than any call may take; the DaemonSet's grace period is longer
             still.
-        withdrawal: at the end, for the API server to be told that the plugin is gone.
+        withdrawal: at the end, for writing to the API server that the plugin is gone.
         closing: at the end, for libraries to be closed; one that hangs is not waited for.
         renew: between two looks at documents when discovery finds nothing new.
         renew_again: likewise while some documents could not be written: a container runtime tries a container

@@ -53,7 +53,7 @@ GATE_WEBHOOK: Final = "gate.admission.dra-driver.dev"
 NOT_GATED: Final = "not-gated"
 """Name of the condition of the gate's webhook that leaves out pods which have the gate."""
 FIELD_MANAGER: Final = "dra-driver-admission"
-# What somebody else changed in our webhooks is put right after this long.
+# Changes of our webhooks by others are reverted within this time.
 POLL_SECONDS = 60.0
 
 _KINDS: Final = (

@@ -211,7 +211,7 @@ def judge(
         )
     before: set[tuple[str, bytes]] = set()
     if request.operation == "UPDATE":
-        # Whoever changes a label, or removes a finalizer, is not told about what is there already.
+        # An update of labels or finalizers is not warned about findings that the object had before.
         before = {
             (o.driver, bytes(o.parameters)) for _, o in _entries(request.kind, request.old_object) or ()
         }

@@ -132,7 +132,7 @@ class GatedNamespaces:
         self._report()
 
     def _report(self) -> None:
-        # Pods are told this: which namespaces there are is not for everybody.
+        # This goes into Events of pods, whose readers may not list namespaces.
         problem = self._why
         if not problem and (number := len(self._ungated)):
             problem = (

@@ -209,9 +209,9 @@ class PoolLoans:
         over = {u for u in loans if (pool, u) in self._over or self._ends.get((pool, u), now + 1) <= now}
         return Lending(
             loans=loans,
-            # After a restart nobody knows for whom it was.
+            # For which pod it was is not known after a restart.
             over=frozenset(loans if self._mode is not LendingMode.ON else over),
-            # Where nothing can be recalled nothing is lent, and extended resources are served by nobody.
+            # Without recalls nothing is lent, and no extended resource is served.
             lends=self._mode is LendingMode.ON and not (self._begun and self._recalls is None),
             # Not where recalls cannot be read for a moment: it would have all pools written anew.
             withholds_counters=self._mode is LendingMode.ON,

@@ -181,7 +181,7 @@ def _requests(spec: ResourceClaimSpec) -> Iterable[tuple[str, tuple[DeviceTolera
 
 
 def _drivers_of(expression: str) -> frozenset[str] | None:
-    """Return the only drivers that the selector can match; None if they cannot be told from it."""
+    """Return the only drivers that the selector can match; None if it does not say which."""
     try:
         return cel.compile_selector(expression).drivers
     except cel.CelCompileError:

@@ -48,7 +48,7 @@ BEAT_SECONDS: Final = 15.0
 SAMPLE_SECONDS: Final = 60.0
 """Between two samples of the trend."""
 MOST_GROUPS: Final = 1_000
-"""Values of a label by which nodes can be grouped; of a label with more nobody makes groups."""
+"""Most values of a label by which nodes can be grouped; a label with more is not offered."""
 MOST_LABELS: Final = 200
 _CHUNK: Final = 100
 

@@ -95,7 +95,7 @@ class _Answer(msgspec.Struct):
 
 
 class Plans:
-    """Asks for plans, and keeps what it was told.
+    """Asks for plans, and keeps the answers.
 
     Args:
         source: works them out.

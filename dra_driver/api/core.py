@@ -167,7 +167,7 @@ class EphemeralSource(Wire, frozen=True, kw_only=True):
 
 
 class DiskSource(Wire, frozen=True, kw_only=True):
-    """A disk that the pod itself names: all that tells two of one kind apart."""
+    """A disk that the pod itself names: the fields that identify it among those of its kind."""
 
     pd_name: str = ""
     volume_id: str = msgspec.field(default="", name="volumeID")

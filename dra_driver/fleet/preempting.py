@@ -1,4 +1,4 @@
-"""For whom pods are preempted, or would be: what the controller writes down on the preemptor.
+"""For which pods others are preempted, or would be: what the controller records on the preemptor.
 
 It is a condition of the pod, whose message is JSON for programs. Conditions are in the pod's status, which
 those who may create pods cannot write: they could choose victims otherwise. The message is read strictly and
@@ -41,7 +41,7 @@ NOT_PREEMPTING: Final = "NotPreempting"
 """It is False, and says nothing more."""
 
 MOST_PREEMPTED: Final = 256
-"""Victims for one preemptor. Where more would have to go, nobody is preempted."""
+"""Most victims for one preemptor; where more were needed, none is preempted."""
 _MOST_DEVICES: Final = 1_024
 _LONGEST: Final = 512 << 10
 _UID: Final = re.compile(r"[0-9A-Za-z-]{1,64}")

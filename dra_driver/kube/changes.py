@@ -1,4 +1,4 @@
-"""What an informer has shown since somebody looked: many small changes become one step."""
+"""What an informer has shown since the last ``take``: many small changes become one step."""
 
 from __future__ import annotations
 

@@ -256,7 +256,7 @@ class EventRecorder:
 
 
 class _Bucket:
-    """A token bucket that can be in debt: each taker is told how long to wait."""
+    """A token bucket that can be in debt: ``take`` returns how long to wait."""
 
     def __init__(self, size: int, per_second: float, now: float) -> None:
         self._size, self._rate = float(size), per_second

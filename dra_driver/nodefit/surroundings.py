@@ -1,4 +1,4 @@
-"""Nodes that the pods which are there, or near there, close to a pod.
+"""Nodes that a pod cannot go to because of the pods on them or in their domains.
 
 Counterparts of the filters InterPodAffinity and PodTopologySpread (Kubernetes 1.36). A pod that is expected
 on a node, but not bound yet, counts where it stands in the way. Where it would help, it does not:

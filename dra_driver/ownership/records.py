@@ -68,7 +68,7 @@ class AllocatorRecord(enum.Enum):
 
 
 def recorded_allocator(publication: Publication) -> AllocatorRecord:
-    """Return who may allocate; a value that this version does not know counts as ``draining``: nobody may."""
+    """Return who may allocate; a value that this version does not know counts as ``draining``: none may."""
     try:
         return AllocatorRecord(publication.allocator)
     except ValueError:

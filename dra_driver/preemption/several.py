@@ -137,7 +137,7 @@ class _Priced(NamedTuple):
 
 
 class _UpTo(Costs):
-    """Costs that do not tell the priorities of victims apart."""
+    """Costs that do not distinguish the priorities of victims."""
 
     def alone(self, unit: int) -> Cost:
         return super().alone(unit)._replace(highest=0)

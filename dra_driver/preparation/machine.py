@@ -116,7 +116,7 @@ _GIVE_BACK = (
 )
 _UNDO = (*_GIVE_BACK, Effect.FORGET)
 # A reboot has bound every function to what the machine's configuration says. At the address of one that was
-# bound for the claim may be another one now, and what it is bound to is somebody else's decision.
+# bound for the claim may be another one now, and its binding is not ours to change.
 _GIVE_BACK_AFTER_REBOOT = tuple(e for e in _GIVE_BACK if e is not Effect.RESTORE_DRIVERS)
 # Files without a record.
 _CLEAR = (Effect.REMOVE_SPEC, Effect.REMOVE_METADATA)

@@ -37,7 +37,7 @@ class NodeDevice:
         controllable: time slice, compute mode and the mode in which it is cut into partitions can be set.
         partitioning: name, for people, of the mode in which it is cut into partitions and not used as a
             whole, if discovery saw last that it is on; else empty.
-        is_partition: whether it is a partition that somebody else has made.
+        is_partition: whether it is a partition that this driver has not made.
         no_time_slices: why its time slice cannot be set, where it is not ``controllable``, as a clause.
         mps_directory: host directory of the device's MPS daemon; empty where MPS is not available, then
             ``no_mps`` says why, as a clause.

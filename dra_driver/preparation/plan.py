@@ -432,7 +432,7 @@ def _variables(grant: Grant) -> tuple[str, ...]:
     Two underscores between the names: request ``b`` of claim ``c-a`` and request ``a-b`` of claim ``c`` can
     meet in one container.
     """
-    # A share is told what it may use, not what the device has.
+    # The container of a share sees the capacity that it may use, not that of the device.
     partition = grant.device.partition
     consumed = grant.result.consumed_capacity.get("memory")
     facts = {

@@ -67,7 +67,7 @@ class ProcessView:
 
 
 def cdi_ids(record: PreparedClaim) -> frozenset[str]:
-    """Return the CDI names that the kubelet was told for the claim. They hold the claim's UID."""
+    """Return the CDI names that the kubelet got for the claim. They hold the claim's UID."""
     return frozenset(name for device in record.devices for name in device.cdi_device_ids)
 
 

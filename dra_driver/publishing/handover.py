@@ -274,7 +274,7 @@ def slices_event(slices: Iterable[ResourceSlice]) -> HandoverEvent:
 
 
 def takes_over(record: AllocatorRecord, since: float | None, now: float, patience: float) -> bool:
-    """Whether the agent of a node may publish a pool that ``status.publication`` gives to somebody.
+    """Return whether the agent of a node may publish a pool whose allocator ``status.publication`` records.
 
     A controller that lives hands the pool to kube-scheduler within seconds. One that is gone decides nothing.
 

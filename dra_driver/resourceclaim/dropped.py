@@ -111,7 +111,7 @@ def dropped_from(item: ResourceClaim | ResourceClaimTemplate) -> tuple[str, ...]
 
 
 def capacity_advice(requests: Iterable[str] = ()) -> str:
-    """Return what to tell about requests for capacity that are dropped.
+    """Return the text of a warning about requests for capacity that are dropped.
 
     Args:
         requests: names of those that were; none: it is said of all that may come.

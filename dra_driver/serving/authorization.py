@@ -67,7 +67,7 @@ class Verdict:
     """The answer about one token and one path.
 
     Attributes:
-        status: 200, 401 (no account has this token), 403 (its account may not) or 503 (cannot be told now).
+        status: 200, 401 (no account has this token), 403 (its account may not) or 503 (not known now).
         reason: for whoever asked; empty where it is allowed.
     """
 

@@ -1,8 +1,8 @@
 """Which devices are busy, for allocators that take idle ones first.
 
 Whether a device is busy or idle is decided by the mean of its load over the last minute, and changes when the
-new state has lasted for another minute: so bursts change nothing, and the inventory is written rarely. A device
-that has reported no load for a minute is neither.
+new state has lasted for another minute. So bursts change nothing, and the inventory is written rarely. A
+device that has reported no load for a minute is neither.
 """
 
 from __future__ import annotations

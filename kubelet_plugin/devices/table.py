@@ -29,7 +29,7 @@ from kubelet_plugin.gpu.mps import NO_DAEMON, NO_TIME_SLICES, NoDaemons
 __all__ = ["DeviceTable"]
 
 _FUNCTIONS: Final = ("gpu", "vf")
-# States of backends of which people are told by an Event of the Node, and its reason.
+# States of backends that an Event of the Node reports, and its reason.
 _NOTICES: Final = {"driverless": DRIVER_MISSING, "hanging": DRIVER_HANGING}
 
 # After which what some backends have found is not kept back any more by others.
@@ -300,7 +300,7 @@ class DeviceTable:
         for name, found in self._devices.items():
             control = control_of.get(name)
             why_not = self._no_passthrough(found, addresses)
-            # One backend may tell of several vendors' devices.
+            # One backend may report devices of several vendors.
             if control is not None and _text(found, "vendor") != control.vendor:
                 control = None
             device = NodeDevice(

@@ -59,7 +59,7 @@ class BackendCalls:
             if len(self._under_way) >= self._threads:
                 raise self._late(about, f"{len(self._under_way)} calls have not come back yet")
             future = asyncio.get_running_loop().run_in_executor(self._executor, self._guarded, work, args)
-            # Until it ends, also where nobody waits for it any more.
+            # Until it ends, also after its caller has given up.
             self._under_way[about] = future
             future.add_done_callback(lambda _: self._under_way.pop(about, None))
             done, _ = await asyncio.wait([future], timeout=seconds)

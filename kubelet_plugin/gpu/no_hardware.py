@@ -1,4 +1,4 @@
-"""Hardware that nothing can be changed of, for nodes and tests without GPUs that can be set up."""
+"""The effects on hardware where none can be changed: for nodes and tests without GPUs that can be set up."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Registrar(pluginregistration_pb2_grpc.RegistrationServicer):
     async def NotifyRegistrationStatus(  # noqa: N802 - name of the RPC
         self, request: pluginregistration_pb2.RegistrationStatus, context: object
     ) -> pluginregistration_pb2.RegistrationStatusResponse:
-        """Note what the kubelet says. Another task tells the API server: the kubelet waits 5 s only."""
+        """Note the status. Another task writes it to the API server: the kubelet waits for 5 s only."""
         if request.plugin_registered:
             self._state.confirmed()
         else:

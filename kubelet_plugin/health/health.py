@@ -1,4 +1,4 @@
-"""Device health: wakes discovery when hardware reports trouble, and tells people what has changed.
+"""Device health: wakes discovery when hardware reports trouble, and reports changes in Events and conditions.
 
 Conditions live in the backends and come out of ``discover``; here is what happens around them: a rescan at
 once after an event, Events on the Node and on the pods concerned when a condition begins or ends.

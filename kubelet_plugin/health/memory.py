@@ -1,4 +1,4 @@
-"""Health conditions that outlive the agent: what events of the hardware said is not said a second time.
+"""Health conditions that outlive the agent: events of the hardware come only once.
 
 One file, written before it is reported that a condition has begun or ended: a GPU that was sick when the
 agent was killed is sick when the agent is back. It is of one boot of the machine, because a restart of the

@@ -1,4 +1,4 @@
-"""What the node agent tells Prometheus.
+"""Metrics of the node agent, for Prometheus.
 
 Values of a device carry the claim, namespace and pod that hold it. Where several claims share a device these
 labels are empty, because the value is the device's and must not be counted twice;

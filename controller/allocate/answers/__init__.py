@@ -1,1 +1,1 @@
-"""Between a question and its answer: what was told, what has changed since, what may be put into effect."""
+"""Between a question and its answer: the changes sent, those since, which answers may be put into effect."""

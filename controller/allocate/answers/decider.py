@@ -41,7 +41,7 @@ from dra_driver.ports import Clock
 
 __all__ = ["Answered", "Answers", "Decider", "WorkerEnded", "same_for_the_answer"]
 
-# A worker that is told of it answers a question in the slow lane after the first time.
+# After the first time the question is heavy, and a worker that knows that answers it in the slow lane.
 _MOST_BLAMED: Final = 3
 _GIVEN_UP_SECONDS: Final = 60.0
 
@@ -103,7 +103,7 @@ class Answers(Protocol):
         ...
 
     def mistrust(self, reason: str) -> None:
-        """Replace whatever answers: what it says cannot be, by what it was told."""
+        """Replace the process that answers: its answer contradicts the changes that it was sent."""
         ...
 
 

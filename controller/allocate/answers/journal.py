@@ -1,4 +1,4 @@
-"""What decisions have been told, as far as it still counts: a new worker is told it again.
+"""All changes that decisions have been sent, merged, so that a new worker can be sent them again.
 
 Every change has a number, its *version*. An answer says up to which version it has seen the changes; what it
 rests on may have changed since. So here is also which pools and claims changed at which version.

@@ -1,4 +1,4 @@
-"""What kube-scheduler has said about a pod since its claims were allocated, and what follows from it."""
+"""What kube-scheduler has reported about a pod since its claims were allocated, and what follows from it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class TakenBack(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Deallocate:
-    """The claims are to be deallocated, as far as nobody has reserved them and no other pod needs them.
+    """The claims are to be deallocated, unless they are reserved or another pod needs them.
 
     Attributes:
         reason: for metrics, and for what is done about the pod next.

@@ -1,4 +1,4 @@
-"""Whose turn it is among the pods that wait until kube-scheduler has less to do."""
+"""Which of the pods that wait until kube-scheduler has less to do comes next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is remembered of questions that cost much, as changes that tell another worker of it."""
+"""What is remembered of expensive questions, as changes that the next worker is sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices kept for one pod, or group, that others would always be before: which ones, and what others see.
+"""Devices set aside for a pod or group that smaller ones would always overtake: which, and what others see.
 
 A request for many devices of a node never fits while small ones take each device that becomes free. So for
 the first pod that has waited too long devices are *set aside*: for pods that come after it they count as

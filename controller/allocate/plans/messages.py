@@ -94,11 +94,11 @@ class PreemptionAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who would have to go for a pod, or its group.
 
     Attributes:
-        victims: in the order in which they go; none where nobody has to, or nothing helps.
+        victims: in the order of their removal; none where none is needed, or none would help.
         rank: of the preemptor.
         places: what it would get.
         fits: whether it fits without that, at the latest when pods have ended that are being deleted.
-        reason: why nobody is preempted, for people; empty where somebody would be.
+        reason: why no pod is preempted, for people; empty where there are victims.
     """
 
     victims: tuple[ChosenVictim, ...] = ()

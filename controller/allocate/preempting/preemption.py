@@ -1,4 +1,4 @@
-"""Asks who would have to go for pods that wait, one question at a time, and carries rounds through.
+"""Asks which pods to remove for pods that wait, one question at a time, and carries out the rounds.
 
 What is done in each state of a round is a table: ``rounds``. Nothing here awaits between the last look at a
 victim and its removal.

@@ -173,7 +173,7 @@ class PreemptionCondition:
         return True
 
     def end(self, pod: Uid) -> None:
-        """Show that nobody would be preempted for a pod."""
+        """Show that no pod would be preempted for this one."""
         if (known := self._wishes.pop(pod, None)) is not None:
             self._unsettled[known[0]] = None
 

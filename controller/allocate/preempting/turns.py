@@ -1,4 +1,4 @@
-"""Whose turn it is to be asked about, of all pods that wait. No I/O, no clock.
+"""About which waiting pod the next question of preemption is asked. No I/O, no clock.
 
 One question is worked out at a time. Pods that are asked about in vain must not keep others from their
 turn, also where they come first by priority and change makes them worth another question all the time.

@@ -1,4 +1,4 @@
-"""Whose turn it is to have devices set aside, and until when. Plain values and rules: no I/O, no clock."""
+"""For which pod devices are set aside next, and until when. Plain values and rules: no I/O, no clock."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The process that decides: what it is told and asked (``wire``), what it does, and how it is run."""
+"""The process that decides: the messages to and from it (``wire``), what it does, and how it is run."""

@@ -1,4 +1,4 @@
-"""The worker on the controller's side: started, told of every change, asked, judged, stopped, replaced."""
+"""The worker on the controller's side: starts it, sends changes and questions, checks answers, ends it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = ["Limits", "WorkerProcess", "answered_by"]
 
 log = structlog.get_logger(__name__)
 
-# The event loop is held for so long at most while a new worker is told what there is.
+# For so long at most the event loop is held while a new worker is sent the journal.
 _SLICE_SECONDS: Final = 0.005
 # Looks at the worker in the time that a question may take.
 _LOOKS: Final = 8
@@ -45,7 +45,7 @@ _LOOKS: Final = 8
 _SLOW_FACTOR: Final = 5
 # A worker that has lived for so long is none that cannot work.
 _STEADY_SECONDS: Final = 10.0
-# What a worker has not taken is told to the next one in fewer words.
+# Bytes that a worker may leave unread before it is replaced.
 _MOST_UNREAD: Final = 128 << 20
 
 
@@ -81,7 +81,7 @@ class WorkerProcess:
         restarts: how often a worker has ended that should not have.
 
     Args:
-        journal: that the worker is told.
+        journal: whose changes the worker is sent.
         settings: of the decisions.
         limits: that end a question.
         report: called with the reason whenever a worker has ended.
@@ -356,7 +356,7 @@ def answered_by(answer: Answer, question: PodQuestion, life: int, journal: Journ
         answer: as it was received.
         question: that it is to.
         life: of the worker that gave it.
-        journal: of what the worker was told.
+        journal: of the changes that the worker was sent.
     """
     # Answers of the slow lane are not assumed by the worker, so nothing of them is to be given back.
     taken = () if answer.slow else tuple((ref.key, ref.uid) for ref in claims_taken(answer))

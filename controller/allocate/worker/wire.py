@@ -182,7 +182,7 @@ class Frames:
 
 
 def frame_of_change(version: int, change: Change) -> bytes:
-    """Return the message that tells of a change."""
+    """Return the message that carries a change."""
     match change:
         case ObjectSeen(item):
             return frame(Code.SEEN + _KINDS.index(type(item)), version, item)
@@ -195,7 +195,7 @@ def frame_of_change(version: int, change: Change) -> bytes:
 
 
 def change_of(message: Frame) -> Change:
-    """Return the change that a message tells of.
+    """Return the change that a message carries.
 
     Raises:
         DecodeError: it tells of none.

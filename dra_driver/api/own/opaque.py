@@ -1,4 +1,4 @@
-"""Opaque parameters before anybody knows their kind: a stranger's bytes, of bounded size."""
+"""Opaque parameters before their kind is known: bytes that users have written, of bounded size."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class TokenReviewSpec(Wire, frozen=True, kw_only=True):
 
 
 class TokenReviewStatus(Wire, frozen=True, kw_only=True):
-    """Whose the token is; ``error`` says why that cannot be told."""
+    """Whose the token is; ``error`` says why that is not known."""
 
     authenticated: bool = False
     user: UserInfo = UserInfo()

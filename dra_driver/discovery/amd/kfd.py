@@ -1,4 +1,4 @@
-"""What AMD's compute driver (KFD) tells in sysfs: one node per GPU, or one per partition of a GPU.
+"""What AMD's compute driver (KFD) shows in sysfs: one node per GPU, or one per partition of a GPU.
 
 Source: ``kfd_topology.c`` and ``include/uapi/linux/kfd_sysfs.h`` of Linux. CPUs are nodes, too; a node with a
 render minor is a GPU.

@@ -1,4 +1,4 @@
-"""What to tell somebody on whose machine nothing was found."""
+"""What people are shown where no device was found: what was looked at, and what was missing."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class BackendReport:
 
     @property
     def broken(self) -> bool:
-        """Whether somebody should know: it cannot look, or its driver has gone or never was there."""
+        """Whether it is to be reported: it cannot look, or its driver has gone or never was there."""
         return self.state in ("driverless", "failed", "hanging", "vanished")
 
 

@@ -19,7 +19,7 @@ class HardwareAbsent(DiscoveryError):
 
 
 class DriverMissing(HardwareAbsent):
-    """The hardware is on this machine and the software to look at it is not: somebody has to see to it."""
+    """The hardware is on this machine, and the software to look at it has to be installed."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

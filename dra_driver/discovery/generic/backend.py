@@ -224,7 +224,7 @@ def _inside(path: Path, root: Path) -> Path | None:
         resolved = path.resolve(strict=True)
         return resolved if resolved.is_relative_to(root.resolve()) else None
     except (OSError, RuntimeError):
-        # RuntimeError: how older versions of Python tell of a loop of links.
+        # RuntimeError: raised by older versions of Python for a loop of links.
         return None
 
 

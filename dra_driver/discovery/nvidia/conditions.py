@@ -1,4 +1,4 @@
-"""What ails NVIDIA GPUs: conditions made by events and by polling, and how they end.
+"""Health conditions of NVIDIA GPUs: made by events and by polling, and how they end.
 
 No NVML here: events and readings come in, ``DeviceHealth`` comes out, so that the rules can be tested alone.
 
@@ -73,7 +73,7 @@ class _GpuMemory(Wire, frozen=True, kw_only=True):
 
 
 class _Memory(Wire, frozen=True, kw_only=True):
-    """What ``Conditions`` keeps; ``driver`` tells one loading of the kernel driver from another."""
+    """What ``Conditions`` keeps; ``driver`` identifies one loading of the kernel driver."""
 
     driver: str = ""
     gpus: Mapping[str, _GpuMemory] = msgspec.field(default_factory=dict)

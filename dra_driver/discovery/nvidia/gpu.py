@@ -63,7 +63,7 @@ BRANDS: Final = {
 ADDRESSING_MODES: Final = {0: "None", 1: "HMM", 2: "ATS"}
 VIRTUALIZATION: Final = {1: "passthrough", 2: "vgpu", 3: "host-vgpu", 4: "host-vsga"}
 
-# NVML tells CUDA cores, not multiprocessors; cores per multiprocessor by compute capability (CUDA C++
+# NVML reports CUDA cores, not multiprocessors; cores per multiprocessor by compute capability (CUDA C++
 # Programming Guide, "Compute Capabilities"). One that is not here leaves the capacity absent.
 _CORES_PER_MULTIPROCESSOR: Final = {
     (6, 0): 64, (6, 1): 128, (7, 0): 64, (7, 5): 64, (8, 0): 64, (8, 6): 128, (8, 7): 128, (8, 9): 128,

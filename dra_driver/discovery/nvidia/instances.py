@@ -28,7 +28,7 @@ from dra_driver.ports import GpuControl
 
 __all__ = ["NvmlInstancesBackend", "WholeGpus"]
 
-# Facts of the whole GPU that do not hold of a part, or that the partition tells itself.
+# Facts of the whole GPU that do not hold of a part, or that the partition reports itself.
 _OF_THE_WHOLE = frozenset({"index", "migCapable", "uuid", "nvlinkGroup"})
 
 
@@ -82,7 +82,7 @@ class NvmlInstancesBackend:
 
     Args:
         gpus: the backend of whole GPUs.
-        proc_root: where procfs is mounted: it tells the device nodes of MIG devices.
+        proc_root: where procfs is mounted: it shows the device nodes of MIG devices.
     """
 
     def __init__(self, gpus: WholeGpus, *, proc_root: Path = Path("/proc")) -> None:

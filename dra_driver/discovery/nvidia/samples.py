@@ -33,7 +33,7 @@ def read_sample(index: int, name: str) -> DeviceSample:
         memory_used=None if memory is None else int(memory.used),
         memory_total=None if memory is None else int(memory.total),
         temperature=None if temperature is None else float(temperature),
-        # NVML tells milliwatts.
+        # NVML reports milliwatts.
         power=None if power is None else power / 1000,
     )
 

@@ -62,7 +62,7 @@ class QueueingHints:
         self._parked: dict[str, _Parked] = {}
         pods.add_handler(Handler(self._pod, self._pod_updated, self._pod))
         nodes.add_handler(Handler(self._count, self._node_updated, self._count))
-        # A class that is deleted helps nobody.
+        # The deletion of a class makes no pod schedulable.
         classes.add_handler(Handler(self._count, self._class_updated, lambda _: None))
         for informer in volumes:
             informer.add_handler(Handler(self._count, lambda _, new: self._count(new), self._count))

@@ -71,7 +71,7 @@ class _Unschedulable:
         message: for people.
         reason: of the condition.
         early: it was found before claims were looked at.
-        of_claims: claims are among the reasons, or nobody knows: changes of claims may help.
+        of_claims: claims are among the reasons, or these are unknown: changes of claims may help.
     """
 
     message: str

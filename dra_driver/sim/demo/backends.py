@@ -20,7 +20,7 @@ from dra_driver.sim.demo.examples import Example, Expectation
 __all__ = ["FurtherBackend", "further_backend"]
 
 _NAMESPACE: Final = "dra-examples"
-# What tells the devices of a backend apart from the others of the cluster.
+# What distinguishes the devices of a backend from the others of the cluster.
 _FACTS: Final = ("vendor", "type", "model")
 _LOOK_SECONDS: Final = 10.0
 

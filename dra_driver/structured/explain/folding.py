@@ -19,13 +19,13 @@ from dra_driver.structured.model.types import DeviceID, Exclusion, ExclusionReas
 
 __all__ = ["Folded", "FoldedReason", "fold", "seen_values"]
 
-# Attributes and capacities of a selector of which the values are told, and different values of each.
+# Most attributes and capacities of a selector whose values are shown, and most different values of each.
 _MOST_READ: Final = 4
 _MOST_VALUES: Final = 4
 # Characters of an expression in a row.
 _EXPRESSION: Final = 60
 _ABSENT: Final = "absent"
-# Checks that every device fails in words of its own, which are listed rather than told apart.
+# Checks that each device fails with a text of its own: the texts are listed, not counted.
 _ONE_ROW: Final = frozenset(
     {
         ExclusionReason.IN_USE,
@@ -97,7 +97,7 @@ def fold(
 
     Args:
         reasons: of each node.
-        devices: what selectors saw; of devices that it lacks, nothing is told.
+        devices: what selectors saw; nothing is shown of devices that it lacks.
         all_drivers: whether devices of drivers that the class is not about are counted too.
     """
     requests: dict[tuple[str, str], _Request] = {}

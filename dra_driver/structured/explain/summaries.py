@@ -162,7 +162,7 @@ def summary_by_class(
 
 
 def _split(similar: SimilarNodes, examine: Callable[[str], NodeReasons]) -> list[SimilarNodes]:
-    """Split nodes whose pools may not be used: a class does not tell for which reason that is so."""
+    """Split nodes whose pools may not be used by the reasons, which are not part of an equivalence class."""
     if not 1 < len(similar.nodes) <= _EXAMINED or not _is_withheld(_decisive(similar.first)):
         return [similar]
     return [SimilarNodes(examine(name), (name,)) for name in similar.nodes]

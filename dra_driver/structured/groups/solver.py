@@ -336,7 +336,7 @@ class _Group:
         return _gave_up()
 
     def _where(self, levels: Sequence[Level], held: int) -> str:
-        """Return the domain that holds so many members; empty if that cannot be told any more."""
+        """Return the domain that holds so many members; empty if it is not known any more."""
         try:
             found = self._anywhere(levels, held)
         except BudgetExhausted:

@@ -22,7 +22,7 @@ BUSY: Final = "busy"
 
 # Resolution of amounts: parts of the largest amount of the capacity in the cluster. That makes bytes and
 # cores comparable, and integer sums exact. Beside a device that is as large as is believed (1Pi) all others
-# are still told apart by kilobytes.
+# still differ by kilobytes.
 _PARTS: Final = 10**12
 _PRIMARY: Final = "memory"
 

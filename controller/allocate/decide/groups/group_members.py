@@ -1,4 +1,4 @@
-"""Which pods are a group, and how far each of them is: from nothing but pods and claims as they are seen."""
+"""Which pods are a group, and the state of each of them, worked out from pods and claims alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes that can take a pod otherwise its volumes can be used on, kept up to date node by node."""
+"""On which of a pod's nodes its volumes can be used, kept up to date node by node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of products by PCI id, where the hardware does not tell its own: tables of facts under ``data/``.
+"""Names of products by PCI id, where the hardware does not report its own: tables of facts under ``data/``.
 
 Each file says where its facts come from. A product that is not in a table has no name, not a wrong one.
 """
@@ -25,7 +25,7 @@ class PciProduct(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fie
         name: as its maker sells it.
         model: the short id for the attribute ``model``; None where it is to be made of the name.
         vendor: PCI vendor id, where a file is about several.
-        revision: PCI revision, where it tells products apart.
+        revision: PCI revision, where it distinguishes products.
         family: family of products.
         architecture: generation of the chip.
         integrated: whether it is a part of a processor.

@@ -1,4 +1,4 @@
-"""GPUs that are on the PCI bus although no software to look at them is here: what somebody has to be told."""
+"""GPUs on the PCI bus for which no driver or library is installed, and the text that says so."""
 
 from __future__ import annotations
 

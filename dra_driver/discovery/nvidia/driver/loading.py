@@ -36,7 +36,7 @@ def module_loaded(sysfs_root: Path) -> bool | None:
 
 
 class Driver:
-    """NVIDIA's driver on this machine, as far as it can be told without its library.
+    """NVIDIA's driver on this machine, as far as it is seen without its library.
 
     Args:
         sysfs_root: where sysfs is mounted.

@@ -199,7 +199,7 @@ def find_driver_root(
     Args:
         wanted: the root as configured: a path on the host, or ``auto`` for the usual places.
         host_root: where this process sees the host's file system.
-        sysfs_root: where sysfs is mounted; it tells the version of the module.
+        sysfs_root: where sysfs is mounted; it shows the version of the module.
     """
     roots = (DriverRoot(path, host_root) for path in candidates(wanted, host_root))
     found = [root for root in roots if root.library(LIBRARY) is not None]

@@ -54,7 +54,7 @@ class UvmNodes:
             return []  # no device nodes are to be seen at all
         major = self._major()
         problems = [p for name, minor in _NODES if (p := self._ensure(name, major, minor))]
-        # One trouble is told once: the second node is of use only beside the first.
+        # One problem is reported once: the second node is of use only beside the first.
         return problems[:1]
 
     def _ensure(self, name: str, major: int, minor: int) -> Problem | None:

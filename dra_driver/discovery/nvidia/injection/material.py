@@ -51,7 +51,7 @@ class NvidiaMaterial:
         host_root: where the host's file system is; ``/`` outside of a container.
         driver_root: where the driver is on the host: a path, or ``auto`` for the usual places.
         hook: path of ``nvidia-cdi-hook`` on the host; if empty, where it usually is, or none.
-        sysfs_root: where sysfs is mounted: it tells which DRM nodes are a GPU's.
+        sysfs_root: where sysfs is mounted: it shows which DRM nodes are a GPU's.
         dev_root: where the host's device nodes are.
         proc_root: where procfs is: parameters of the kernel module, and what of the host is mounted here.
     """

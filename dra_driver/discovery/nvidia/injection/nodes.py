@@ -52,7 +52,7 @@ def nodes_of_modules(dev_root: Path, host: HostView) -> ContainerEdits:
 
 
 def imex_channel(dev_root: Path, proc_root: Path) -> ContainerEdits | None:
-    """Return the node of IMEX channel 0; None unless the driver was told to make that channel for everybody.
+    """Return the node of IMEX channel 0; None unless an option of the driver makes that channel for all.
 
     Who has a channel can import the memory of all others that have it, on all nodes of an IMEX domain. The
     module's parameter ``NVreg_CreateImexChannel0`` is by what an administrator says that the users of the
