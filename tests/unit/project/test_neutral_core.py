@@ -14,19 +14,29 @@ NEUTRAL = (
     "dra_driver/cdi",
     "dra_driver/cel",
     "dra_driver/fleet",
+    "dra_driver/hardware.py",
+    "dra_driver/kube",
+    "dra_driver/nodefit",
     "dra_driver/ownership",
+    "dra_driver/planning",
+    "dra_driver/ports.py",
+    "dra_driver/preemption",
     "dra_driver/preparation",
     "dra_driver/publishing",
     "dra_driver/resourceclaim",
     "dra_driver/resourceslice",
+    "dra_driver/sdk",
+    "dra_driver/serving",
     "dra_driver/structured",
     "controller",
     "kubelet_plugin/claims",
     "kubelet_plugin/core",
     "kubelet_plugin/devices",
+    "kubelet_plugin/extensions",
     "kubelet_plugin/grpc",
     "kubelet_plugin/health",
     "kubelet_plugin/telemetry",
+    "kubelet_plugin/usage",
     "kubelet_plugin/app.py",
     "kubelet_plugin/config.py",
 )
@@ -41,6 +51,8 @@ WORDS = re.compile(
 
 # Path → words that it may have, and why. An entry without need fails as well.
 ALLOWED: Mapping[str, tuple[set[str], str]] = {
+    "dra_driver/hardware.py": ({"mig", "nvidia"}, "examples in the descriptions of two fields"),
+    "dra_driver/ports.py": ({"nvml"}, "an example of the name of a backend"),
     "dra_driver/preparation/claim.py": (
         {"mig"},
         "names of fields in checkpoints, which earlier versions have written and read",

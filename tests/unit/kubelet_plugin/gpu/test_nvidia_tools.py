@@ -26,7 +26,7 @@ def daemons(tmp_path: Path, tools: Tools) -> Iterator[MpsDaemons]:
         made.stop(device)
 
 
-def _daemons(tmp_path: Path, tools: Tools, ready_seconds: float = 10.0) -> MpsDaemons:
+def _daemons(tmp_path: Path, tools: Tools, ready_seconds: float = 60.0) -> MpsDaemons:
     return MpsDaemons(
         tmp_path / "mps",
         control=str(tools.mps_control),
