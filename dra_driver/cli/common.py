@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import sys
@@ -173,8 +174,6 @@ def print_data(data: object, form: str) -> None:
 def format_data(data: object, form: str) -> str:
     """Return plain data as JSON or YAML, without a newline at the end."""
     if form == "json":
-        import json
-
         return json.dumps(data, indent=2)
     import yaml
 

@@ -7,8 +7,11 @@ quantities become canonical, fields come in the order of the table.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from functools import lru_cache
 from importlib import resources
 from typing import Any
@@ -343,8 +346,6 @@ def _utc(value: str, path: str, *, micro: bool) -> str:
         raise WrongType(f'parsing time "{value}" as "2006-01-02T15:04:05.000000Z07:00": cannot parse')
     if not _TIME.fullmatch(value):
         raise WrongType(f'parsing time "{value}" as "2006-01-02T15:04:05Z07:00": cannot parse')
-    from datetime import UTC, datetime
-
     try:
         moment = datetime.fromisoformat(value).astimezone(UTC)
     except (ValueError, OverflowError) as e:
@@ -375,9 +376,6 @@ def _int_or_string(value: Any, path: str) -> int | str:
 
 
 def _bytes(value: Any, path: str) -> str:
-    import base64
-    import binascii
-
     try:
         base64.b64decode(_string(value, path), validate=True)
     except (binascii.Error, ValueError):

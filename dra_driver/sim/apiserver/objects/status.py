@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,8 +78,6 @@ class Causes(list[Cause]):
 
 
 def _show(value: object) -> str:
-    import json
-
     if value is None:
         return "null"
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

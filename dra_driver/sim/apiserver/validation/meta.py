@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -186,8 +187,6 @@ def check_update(kind: Kind, old: Raw, new: Raw, causes: Causes) -> None:
 
 def check_conditions(conditions: list[Raw], path: str, causes: Causes) -> None:
     """Check a list of ``metav1.Condition``."""
-    import re
-
     seen = set()
     for i, condition in enumerate(conditions):
         here = f"{path}[{i}]"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from dra_driver.api.quantity import Quantity
 from dra_driver.sim.apiserver.objects import formats
 from dra_driver.sim.apiserver.objects.status import Causes, Raw
 from dra_driver.sim.apiserver.validation import devices
@@ -218,8 +219,6 @@ def _check_container(container: Raw, path: str, claims: set[str], volumes: set[s
 
 
 def _check_resources(resources: Raw, path: str, claims: set[str], causes: Causes) -> None:
-    from dra_driver.api.quantity import Quantity
-
     limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
     for name, value in requests.items():
         if name in limits and Quantity.parse(value) > Quantity.parse(limits[name]):

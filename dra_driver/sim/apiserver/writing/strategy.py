@@ -6,6 +6,7 @@ needs it has a hook here; everything that is only data is in ``kinds`` and ``def
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -90,8 +91,6 @@ def _namespace(raw: Raw, now: str) -> None:
 
 
 def _secret(raw: Raw, now: str) -> None:
-    import base64
-
     text = raw.pop("stringData", None)
     if text:
         data = raw.setdefault("data", {})
