@@ -72,6 +72,7 @@ class _Constraint:
         if self.distinct:
             if self.number and any(values & others for others in self.last.values()):
                 return False
+            # In place of the request's device before, which is compared with no more.
             self.last[request] = values
         elif self.number == 0:
             self.common = values
@@ -83,6 +84,7 @@ class _Constraint:
         return True
 
     def remove(self, request: str) -> None:
+        # ``common`` stays as narrow as the device has made it.
         if self.distinct:
             self.last.pop(request, None)
         self.number -= 1
@@ -249,7 +251,9 @@ class UpstreamSearch:
                 return False
         elif self._whole[entry] or candidate.allocated:
             return False
+        # Of a shared device only the first share takes counters.
         in_use = shareable and bool(self._shares.get(entry))
+        # They stay taken when one of the checks below rejects the device.
         if candidate.counters and not in_use and not self._take_counters(candidate):
             return False
         if candidate.tainted or not self._constrain(ci, alternative, candidate, must=must):
@@ -257,6 +261,7 @@ class UpstreamSearch:
         if not shareable:
             self._whole[entry].add(ci)
         if not self._capacity_left(candidate):
+            # A whole device stays in use, and its values stay in the constraints.
             return False
         if shareable:
             self._shares.setdefault(entry, []).append(candidate.consumption)
@@ -269,6 +274,7 @@ class UpstreamSearch:
         for index in pick.alternative.constraints:
             self._constraints[ci][index].remove(pick.alternative.parent)
         if entry.shareable:
+            # Its counters are not given back.
             self._shares[entry].pop()
             return
         self._whole[entry].discard(ci)
@@ -283,6 +289,7 @@ class UpstreamSearch:
                 continue
             if must:
                 raise FatalError(f"{alternative}: a constraint of the claim excludes {candidate.entry.id}")
+            # The constraints before this one forget the device again.
             for other in done:
                 self._constraints[ci][other].remove(alternative.parent)
             return False
@@ -300,9 +307,11 @@ class UpstreamSearch:
     def _take_counters(self, candidate: Candidate) -> bool:
         pool = candidate.pool
         name = pool.id.pool
+        # By the name alone: of two drivers' pools of one name, that counts which is looked at first.
         if name not in self._available:
             self._available[name] = self._problem.snapshot.counters_left(pool)
         self._add_counters(candidate, 1)
+        # Any counter of the pool: also one that this device does not consume.
         if any(left < self._consumed[name, *key] for key, left in self._available[name].items()):
             self._add_counters(candidate, -1)
             return False
