@@ -41,8 +41,8 @@ def test_the_values_of_the_page_make_a_driver(chart: Chart) -> None:
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     (selector,) = named(objects, "DeviceClass", NAME)["spec"]["selectors"]
     assert cel.validate_selector(selector["cel"]["expression"]) == []
-    (role,) = named(objects, "ClusterRole", "dra-driver-acme-plugin")["rules"]
-    assert role["resourceNames"] == [NAME]
+    rules = named(objects, "ClusterRole", "dra-driver-acme-plugin")["rules"]
+    assert [r["resourceNames"] for r in rules if r["resources"] == ["resourceclaims/driver"]] == [[NAME]]
 
 
 def test_the_controller_serves_it_and_policies_know_it(chart: Chart) -> None:
@@ -86,7 +86,7 @@ def test_more_than_one_and_privileged_ones(chart: Chart) -> None:
     )
     assert agent(objects)[1]["securityContext"]["privileged"] is True
     assert named(objects, "DaemonSet", "dra-driver-other-plugin")
-    constraints = named(objects, "SecurityContextConstraints", "dra-driver-kubelet-plugin")
+    constraints = named(objects, "SecurityContextConstraints", "dra-driver-acme-plugin")
     assert constraints["allowPrivilegedContainer"] is True
     monitors = {o["metadata"]["name"] for o in objects if o["kind"] == "ServiceMonitor"}
     assert {"dra-driver-acme-plugin", "dra-driver-other-plugin"} <= monitors

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from manifest_files import documents
@@ -121,12 +121,25 @@ async def create(admin: KubeApi, collection: str, body: dict[str, Any]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def world(connect: Connect, admin: KubeApi) -> AsyncIterator[World]:
-    """Install everything and connect as every account, with tokens that are bound to pods."""
-    installed = manifests()
+async def world(
+    connect: Connect,
+    admin: KubeApi,
+    installed: Iterable[dict[str, Any]] | None = None,
+    agents: Mapping[str, str] | None = None,
+) -> AsyncIterator[World]:
+    """Install everything and connect as every account, with tokens that are bound to pods.
+
+    Args:
+        connect: makes a client of a token.
+        admin: may do everything.
+        installed: objects to install; those of ``deploy/manifests`` without it.
+        agents: accounts of further node agents, by the name that ``Write.by`` has for them.
+    """
     for path, body in objects():
         await create(admin, path, body)
-    for body in installed:
+    for body in manifests() if installed is None else installed:
+        if body["kind"] not in COLLECTIONS:
+            continue
         namespace = body["metadata"].get("namespace", "")
         await create(admin, COLLECTIONS[body["kind"]].format(namespace=namespace), body)
     for name, status in STATUSES.items():
@@ -139,6 +152,7 @@ async def world(connect: Connect, admin: KubeApi) -> AsyncIterator[World]:
             ("controller", CONTROLLER_ACCOUNT, LEADER, {}),
             ("standby", CONTROLLER_ACCOUNT, STANDBY, {}),
             ("agent", AGENT_ACCOUNT, AGENT, {"nodeName": NODE}),
+            *((by, name, f"{name}-a", {"nodeName": NODE}) for by, name in (agents or {}).items()),
         ):
             await create(admin, f"/api/v1/namespaces/{SYSTEM}/pods", pod(name, SYSTEM, account, **spec))
             reference = {"kind": "Pod", "apiVersion": "v1", "name": name}

@@ -286,3 +286,39 @@ subjects:
   - {kind: ServiceAccount, name: dra-driver-{{ $name }}, namespace: {{ $root.Release.Namespace }}}
 {{- end }}
 {{- end }}
+
+{{/* What a node agent may do; the argument is the name of its driver. */}}
+{{- define "dra-driver.agentRules" -}}
+rules:
+  # NodePrepareResources names a claim; its allocation is read.
+  - apiGroups: [resource.k8s.io]
+    resources: [resourceclaims]
+    verbs: [get]
+  # The condition Healthy of our devices, in the status of claims. From 1.36 on the API server wants the second
+  # rule too: it lets a plugin write entries of this driver only, and only of claims allocated to its own node.
+  - apiGroups: [resource.k8s.io]
+    resources: [resourceclaims/status]
+    verbs: [patch]
+  - apiGroups: [resource.k8s.io]
+    resources: [resourceclaims/driver]
+    resourceNames: [{{ . }}]
+    verbs: ["associated-node:patch"]
+  # Events about devices, on the Node and on the pods that use them.
+  - apiGroups: [""]
+    resources: [events]
+    verbs: [create, patch]
+  # Whether the kubelet has wiped the node's slices.
+  - apiGroups: [resource.k8s.io]
+    resources: [resourceslices]
+    verbs: [list, watch]
+  # UID of the own node, for the owner reference.
+  - apiGroups: [""]
+    resources: [nodes]
+    verbs: [get]
+  - apiGroups: [dra-driver.dev]
+    resources: [deviceinventories]
+    verbs: [get, list, watch, create, update, patch]
+  - apiGroups: [dra-driver.dev]
+    resources: [deviceinventories/status]
+    verbs: [update, patch]
+{{- end }}

@@ -5,7 +5,22 @@
 request.userInfo.username == 'system:serviceaccount:{{ .Release.Namespace }}:dra-driver-controller'
 {{- end }}
 {{- define "dra-driver.byPlugin" -}}
-request.userInfo.username == 'system:serviceaccount:{{ .Release.Namespace }}:dra-driver-kubelet-plugin'
+{{- $accounts := list (printf "'system:serviceaccount:%s:dra-driver-kubelet-plugin'" .Release.Namespace) -}}
+{{- range .Values.extraDrivers }}
+{{- $accounts = append $accounts (printf "'system:serviceaccount:%s:dra-driver-%s-plugin'" $.Release.Namespace .name) }}
+{{- end -}}
+{{- if .Values.extraDrivers -}}
+request.userInfo.username in [{{ join ", " $accounts }}]
+{{- else -}}
+request.userInfo.username == {{ first $accounts }}
+{{- end -}}
+{{- end }}
+
+{{/* The drivers that a node agent may speak for: a third party's has an account of its own, and speaks for itself alone. */}}
+{{- define "dra-driver.driversOfPlugin" -}}
+{{- range .Values.extraDrivers -}}
+request.userInfo.username == 'system:serviceaccount:{{ $.Release.Namespace }}:dra-driver-{{ .name }}-plugin' ? ['{{ .driverName }}'] : {{ end -}}
+['{{ .Values.driverName }}', '{{ .Values.rdma.driverName }}']
 {{- end }}
 
 {{/* What the token of a pod says of the pod, or '': include "dra-driver.ofToken" "node-name" */}}
