@@ -82,13 +82,13 @@ class GpuInstance:
     """A partition that exists.
 
     Attributes:
-        instance_id: the number by which the GPU knows it now.
+        instance_id: the number by which the device knows it now.
         profile_id: the vendor's number of its profile.
-        start: the first slice of the GPU's memory that it occupies.
+        start: the first slice of the device that it occupies, of a GPU the first slice of its memory.
         size: number of slices.
         uuid: its identity; empty where it is half made and nothing can run on it.
         device_nodes: what a container needs for it, beside what it needs for any device of the vendor: each
-            of them belongs to the partition alone, or to its GPU.
+            of them belongs to the partition alone, or to the device that is cut.
     """
 
     instance_id: int

@@ -366,10 +366,10 @@ class ClaimPreparation(Protocol):
 
     The agent plans, writes the plan down durably, prepares, and only then tells the kubelet. Whatever it is
     killed in, and however often: at its next start what was begun and not finished is unprepared by its plan.
-    Calls block and run in threads, one at a time for each device and claim, several for different ones. After
-    the limit in seconds (``PLAN_SECONDS``, ``WORK_SECONDS`` of the SDK) the claim is refused for now, and the
-    device is not asked again before the call has come back. An exception refuses the claim; its text goes to
-    the pod's Event.
+    Calls block and run in threads, one at a time for each device, several for different ones. After 5 s
+    (``plan_device``) or 25 s (the others) the claim is refused for now, and the device is not asked again
+    before the call has come back; then what it has done is undone. An exception refuses the claim; its text
+    goes to the pod's Event.
     """
 
     @property
@@ -414,7 +414,9 @@ class ClaimPreparation(Protocol):
 class PartitionMaker(Protocol):
     """A ``DeviceBackend`` whose devices are cut into partitions for claims (``InventoryDevice.partitions``).
 
-    Calls block; what holds for ``GpuControl`` holds here. ``uuid`` is the identity of the device that is cut.
+    Calls block. What is made already stays as it is, for calls are repeated. All raise ``PrepareError`` where
+    the device does not do as asked (``retryable`` where it may soon), ``DiscoveryError`` where the driver
+    cannot be used. ``uuid`` is the identity of the device that is cut; it may be another backend's device.
     """
 
     @property
