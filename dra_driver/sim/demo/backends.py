@@ -13,11 +13,13 @@ from typing import Any, Final
 
 from dra_driver import discovery
 from dra_driver.api.meta import ObjectKey
+from dra_driver.api.names import ALLOCATOR_LABEL
+from dra_driver.api.own.partitions import partition_devices
 from dra_driver.errors import DraError
 from dra_driver.hardware import DiscoveredDevice
 from dra_driver.sim.demo.examples import Example, Expectation
 
-__all__ = ["FurtherBackend", "further_backend"]
+__all__ = ["FurtherBackend", "further_backend", "with_backends"]
 
 _NAMESPACE: Final = "dra-examples"
 # What distinguishes the devices of a backend from the others of the cluster.
@@ -34,7 +36,7 @@ class FurtherBackend:
         text: what it finds on a node, for people.
         objects: manifests of a class of its devices and a pod that asks for one; none if it finds none.
         pods: those of the manifests that are checked.
-        devices: names of what it finds.
+        devices: names of what it finds, and of the partitions that can be made of it.
     """
 
     spec: str
@@ -78,8 +80,29 @@ def further_backend(given: str, folder: Path, *, driver: str, node: str, number:
         f"--backend {given}: {len(found)} devices on {node} ({shown}); pod {name} asks for one",
         _manifests(name, driver, facts, json.dumps(expect)),
         (example,),
-        frozenset(d.device.name for d in found),
+        frozenset(d.device.name for d in found)
+        | {part.name for d in found for part in partition_devices(d.device)},
     )
+
+
+def with_backends(
+    objects: Sequence[Mapping[str, Any]], backends: Sequence[FurtherBackend]
+) -> list[Mapping[str, Any]]:
+    """Return the manifests of the examples, and behind them those of further backends.
+
+    Their pods are in the namespace of the driver's own examples, which other examples need not have.
+    """
+    further = [o for b in backends for o in b.objects]
+    there = any(o["kind"] == "Namespace" and o["metadata"]["name"] == _NAMESPACE for o in objects)
+    if not further or there:
+        return [*objects, *further]
+    labels = {ALLOCATOR_LABEL: "controller"}
+    namespace = {
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": {"name": _NAMESPACE, "labels": labels},
+    }
+    return [namespace, *objects, *further]
 
 
 def _look(backend: Any) -> Sequence[DiscoveredDevice] | str:

@@ -22,7 +22,7 @@ from dra_driver.sim.cluster import ClusterConfig, ClusterFailed, EmbeddedCluster
 from dra_driver.sim.demo import checks as example_checks
 from dra_driver.sim.demo import examples
 from dra_driver.sim.demo import report as demo_report
-from dra_driver.sim.demo.backends import FurtherBackend
+from dra_driver.sim.demo.backends import FurtherBackend, with_backends
 from dra_driver.sim.demo.examples import Outcome
 from dra_driver.sim.faults import FaultPlan
 
@@ -99,7 +99,7 @@ class Demo:
                 f"--examples {self.options.examples}: nothing to check: no pod has the annotation "
                 f"{examples.EXPECT_ANNOTATION}"
             )
-        objects = [*objects, *(dict(o) for b in self.options.backends for o in b.objects)]
+        objects = [dict(o) for o in with_backends(objects, self.options.backends)]
         pods = [*pods, *(p for b in self.options.backends for p in b.pods)]
         setup = tuple(dict(o) for o in examples.setup_objects(objects))
         try:

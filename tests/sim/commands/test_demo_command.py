@@ -30,7 +30,7 @@ from dra_driver.cli.processes import demo as demo_command
 from dra_driver.discovery import open_backend
 from dra_driver.sim import assets
 from dra_driver.sim.cluster import ClusterConfig
-from dra_driver.sim.demo.backends import further_backend
+from dra_driver.sim.demo.backends import further_backend, with_backends
 from dra_driver.sim.demo.cluster import DEFAULT_NODES, demo_cluster
 from dra_driver.sim.demo.demo import Demo, DemoOptions
 
@@ -125,6 +125,27 @@ def test_a_backend_without_hardware_is_said_and_has_no_pod(tmp_path: Path) -> No
     shown = further_backend(f"generic={file}", tmp_path, driver="gpu.example.com", node="node1", number=0)
     assert shown.text.startswith(f"--backend generic={file}: no devices")
     assert (shown.objects, shown.pods, shown.devices) == ((), (), frozenset())
+
+
+def test_partitions_of_a_further_backend_are_its_devices(tmp_path: Path) -> None:
+    """What nodes they have is not compared with what simulated GPUs would have."""
+    shown = further_backend("simulated=dgx-h100", tmp_path, driver="gpu.example.com", node="node1", number=0)
+    whole = {name for name in shown.devices if "-mig-" not in name}
+    assert len(whole) == 8
+    assert {name.partition("-mig-")[0] for name in shown.devices} == whole
+    assert len(shown.devices) > 8
+
+
+def test_the_namespace_of_its_pod_is_made_where_the_examples_have_none(tmp_path: Path) -> None:
+    shown = further_backend("simulated=t4x2", tmp_path, driver="gpu.example.com", node="node1", number=0)
+    own = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "mine", "namespace": "default"}}
+    made = with_backends([own], [shown])
+    assert made[0]["kind"] == "Namespace"
+    assert made[0]["metadata"]["name"] == shown.pods[0].key.namespace
+    assert [*made[1:]] == [own, *shown.objects]
+    there = {"kind": "Namespace", "metadata": {"name": "dra-examples"}}
+    assert with_backends([there, own], [shown]) == [there, own, *shown.objects]
+    assert with_backends([own], []) == [own]
 
 
 def test_a_further_backend_is_asked_for_by_what_its_devices_are(tmp_path: Path) -> None:

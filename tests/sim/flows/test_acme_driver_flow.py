@@ -124,6 +124,23 @@ def test_from_its_package_to_pods_and_through_a_kill(
     asyncio.run(main())
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("faults", [(), ("--faults", "kill plugin node1 at 1s for 2s")], ids=["", "kill"])
+def test_the_demo_shows_parameters_and_partitions(
+    site: Path, tmp_path: Path, faults: tuple[str, ...]
+) -> None:
+    """The commands of the page, with the pods beside the example."""
+    pods = PROJECT / "docs" / "examples" / "acme-driver" / "demo"
+    command = [sys.executable, "-m", "dra_driver.cli.main", "demo", "--nodes", "2", "--profile", "t4x2"]
+    command += ["--backend", "acme", "--examples", str(pods), *faults]
+    environment = {**os.environ, "PYTHONPATH": f"{site}:{PROJECT}"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for seen in ("ACME_POWER_LIMIT=250", "-slice-half-0", "backend-acme"):
+        assert seen in done.stdout, done.stdout
+    assert "NOT AS PROMISED" not in done.stdout
+
+
 async def parameters_reach_the_device_and_go(cluster: EmbeddedCluster, tree: Path) -> None:
     await apply(cluster, pod("a", "npu-250"), pod("b", "npu-plain"))
     one = await phase(cluster, "a", "Running")
