@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 TRUST_NOBODY := SSL_CERT_FILE=/dev/null
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-long lint fmt types proto proto-check crash-test fault-test stop-test attack bench compare e2e chart-test page-test manifests wheel image sbom release-dry-run docs constraints clean
+.PHONY: help venv demo test test-long lint lint-workflows fmt types proto proto-check crash-test fault-test stop-test attack bench compare e2e chart-test page-test manifests wheel image sbom release-dry-run docs constraints clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -47,6 +47,14 @@ lint: $(STAMP) proto-check ## ruff, mypy --strict (tests too), import-linter, dr
 	@$(VENV_BIN)/ruff format --check .
 	@$(VENV_BIN)/mypy
 	@$(VENV_BIN)/lint-imports
+
+build/workflows-venv/.installed: .github/requirements.txt
+	@test -x build/workflows-venv/bin/python || $(PYTHON) -m venv build/workflows-venv
+	@build/workflows-venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r .github/requirements.txt
+	@touch $@
+
+lint-workflows: build/workflows-venv/.installed ## zizmor: what in the workflows somebody could attack
+	@build/workflows-venv/bin/zizmor --offline --no-progress --quiet .github
 
 fmt: $(STAMP) ## formats the code and sorts imports
 	@$(VENV_BIN)/ruff check --fix-only --quiet .
@@ -139,9 +147,9 @@ build/release-venv/.installed: deploy/release-requirements.txt
 	@build/release-venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r deploy/release-requirements.txt
 	@touch $@
 
-release-dry-run: $(STAMP) $(HELM) build/release-venv/.installed ## what a tag publishes, into build/release, checked; TAG=vX.Y.Z, CHART_IMAGE=REGISTRY/dra-driver
+release-dry-run: $(STAMP) $(HELM) build/release-venv/.installed sbom ## what a tag publishes, into build/release, checked; TAG=vX.Y.Z, CHART_IMAGE=REGISTRY/dra-driver, SOURCE=URL
 	@$(VENV_BIN)/python deploy/packaging/release.py --out build/release --helm "$(HELM)" \
-	  --twine build/release-venv/bin/twine --tag "$(TAG)" --image "$(CHART_IMAGE)"
+	  --twine build/release-venv/bin/twine --tag "$(TAG)" --image "$(CHART_IMAGE)" --source "$(SOURCE)" --sbom build/sbom.cdx.json
 
 COMPILE := build/pip-tools/bin/pip-compile --quiet --upgrade --generate-hashes --allow-unsafe --strip-extras \
   --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-header
@@ -165,6 +173,7 @@ constraints: ## renews the lock files: newest versions, with hashes, no addresse
 	@echo hatchling | $(COMPILE) --output-file deploy/build-requirements.txt -
 	@echo twine | $(COMPILE) --output-file deploy/release-requirements.txt -
 	@echo cyclonedx-bom | $(COMPILE) --output-file deploy/sbom-requirements.txt -
+	@echo zizmor | $(COMPILE) --output-file .github/requirements.txt -
 	@echo zensical | $(COMPILE) --output-file docs/requirements.txt -
 
 clean: ## removes what make made

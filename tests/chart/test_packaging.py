@@ -192,8 +192,8 @@ def test_everything_that_the_image_copies_is_there_and_not_ignored() -> None:
 
 def test_locks_have_hashes_and_no_addresses() -> None:
     locks = [ROOT / "constraints.txt", ROOT / "docs" / "requirements.txt"]
-    locks += sorted((ROOT / "deploy").glob("*requirements.txt"))
-    assert len(locks) == 6
+    locks += [ROOT / ".github" / "requirements.txt", *sorted((ROOT / "deploy").glob("*requirements.txt"))]
+    assert len(locks) == 7
     for path in locks:
         name, text = path.name, path.read_text()
         assert "://" not in text, path
