@@ -1,14 +1,15 @@
 """Everything that a tag publishes, made and checked without publishing: ``make release-dry-run``.
 
 Into the folder ``--out`` go the source distribution, the wheel that is built from it, the chart with the
-metadata of Artifact Hub, the notes of the release and the checksums of all of them. The release workflow
-publishes exactly these files, so what fails there on a tag fails here before it.
+metadata of Artifact Hub, the bill of materials, the notes of the release and the checksums. The release
+workflow publishes exactly these files, so what fails there on a tag fails here before it.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import re
 import shutil
 import subprocess
@@ -49,6 +50,21 @@ class Tools:
     twine: str
 
 
+@dataclass(frozen=True)
+class Published:
+    """What is published beside the files, or made elsewhere.
+
+    Attributes:
+        image: REGISTRY/NAME of the image that the chart installs; the chart's own default without it.
+        source: address of the repository; the chart names none without it.
+        sbom: file of the bill of materials; none is published without it.
+    """
+
+    image: str = ""
+    source: str = ""
+    sbom: Path | None = None
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Make everything and print what was made; 1 if something keeps the version from being released."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -57,11 +73,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--tag", default="", help="the tag, vX.Y.Z; without one the changes are those of Unreleased"
     )
     parser.add_argument("--image", default="", help="REGISTRY/NAME of the image that the chart installs")
+    parser.add_argument("--source", default="", help="address of the repository, which the chart names")
+    parser.add_argument("--sbom", type=Path, help="the bill of materials, which is published as it is")
     parser.add_argument("--helm", default="helm", help="the program helm")
     parser.add_argument("--twine", default="twine", help="the program twine")
     given = parser.parse_args(arguments)
     try:
-        for made in release(given.out, given.tag, given.image, Tools(given.helm, given.twine)):
+        tools = Tools(given.helm, given.twine)
+        published = Published(given.image, given.source, given.sbom)
+        for made in release(given.out, given.tag, published, tools):
             print(made)
     except ReleaseError as e:
         print(f"release: {e}", file=sys.stderr)
@@ -69,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def release(out: Path, tag: str, image: str, tools: Tools, root: Path = ROOT) -> Iterator[Path]:
+def release(out: Path, tag: str, published: Published, tools: Tools, root: Path = ROOT) -> Iterator[Path]:
     """Make all files below ``out``.
 
     Raises:
@@ -83,7 +103,9 @@ def release(out: Path, tag: str, image: str, tools: Tools, root: Path = ROOT) ->
     dist = out / "dist"
     dist.mkdir(parents=True)
     (out / "notes.md").write_text(changes, encoding="utf-8")
-    made = [*distributions(root, dist), chart(root, out, image, changes, tools.helm)]
+    made = [*distributions(root, dist), chart(root, out, published, changes, tools.helm)]
+    if published.sbom is not None:
+        made.append(copied(published.sbom, out))
     run(tools.twine, "check", "--strict", *map(str, sorted(dist.iterdir())))
     sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in made]
     (out / "SHA256SUMS").write_text("".join(sums), encoding="utf-8")
@@ -142,6 +164,20 @@ def distributions(root: Path, dist: Path) -> list[Path]:
     return [source, wheel]
 
 
+def copied(sbom: Path, out: Path) -> Path:
+    """Copy the bill of materials.
+
+    Raises:
+        ReleaseError: there is none, or it names nothing.
+    """
+    try:
+        if not json.loads(sbom.read_text(encoding="utf-8")).get("components"):
+            raise ReleaseError(f"{sbom} names no components")
+        return Path(shutil.copy(sbom, out / sbom.name))
+    except (OSError, ValueError) as e:
+        raise ReleaseError(f"{sbom}: {e}") from e
+
+
 def strangers(wheel: Path) -> list[str]:
     """Return the top-level names of a wheel that are neither its package nor its metadata."""
     with zipfile.ZipFile(wheel) as archive:
@@ -150,20 +186,20 @@ def strangers(wheel: Path) -> list[str]:
     return sorted(top for top in tops if top != package and not top.endswith(".dist-info"))
 
 
-def chart(root: Path, out: Path, image: str, changes: str, helm: str) -> Path:
+def chart(root: Path, out: Path, published: Published, changes: str, helm: str) -> Path:
     """Package the chart, with the image that it installs and the metadata of Artifact Hub."""
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, CHART.name)
         shutil.copytree(root / CHART, copy)
-        write_metadata(copy, image, changes)
+        write_metadata(copy, published, changes)
         run(helm, "lint", "--strict", str(copy))
         run(helm, "package", str(copy), "--destination", str(out))
     (package,) = out.glob("*.tgz")
     return package
 
 
-def write_metadata(chart: Path, image: str, changes: str) -> None:
-    """Put image and changes into a copy of the chart.
+def write_metadata(chart: Path, published: Published, changes: str) -> None:
+    """Put image, source and changes into a copy of the chart.
 
     Raises:
         ReleaseError: values.yaml does not have the line that names the image.
@@ -171,7 +207,9 @@ def write_metadata(chart: Path, image: str, changes: str) -> None:
     description: dict[str, Any] = yaml.safe_load((chart / "Chart.yaml").read_text(encoding="utf-8"))
     annotations: dict[str, str] = description.setdefault("annotations", {})
     annotations["artifacthub.io/changes"] = yaml.safe_dump(annotated_changes(changes), width=1000)
-    if image:
+    if published.source:
+        description |= {"home": published.source, "sources": [published.source]}
+    if image := published.image:
         name = f"{image}:{description['appVersion']}"
         annotations["artifacthub.io/images"] = yaml.safe_dump([{"name": "dra-driver", "image": name}])
         values = (chart / "values.yaml").read_text(encoding="utf-8")

@@ -73,6 +73,31 @@ def test_only_a_tag_releases() -> None:
     assert others == ["release"]
 
 
+def test_the_image_is_built_on_one_base_that_is_named_by_its_digest() -> None:
+    release = yaml.safe_load((WORKFLOWS[0].parent / "release.yml").read_text(encoding="utf-8"))
+    jobs: dict[str, Any] = release["jobs"]
+    assert jobs["files"]["outputs"] == {"base": "${{ steps.base.outputs.base }}"}
+    (build,) = [s for s in jobs["image"]["steps"] if "buildx build" in s.get("run", "")]
+    assert build["env"]["BASE"] == "${{ needs.files.outputs.base }}"
+    assert '--build-arg "PYTHON_IMAGE=$BASE"' in build["run"]
+    dockerfile = (WORKFLOWS[0].parents[2] / "deploy" / "Dockerfile").read_text(encoding="utf-8")
+    assert len(re.findall(r"(?m)^ARG PYTHON_IMAGE=docker\.io/library/python:\S+$", dockerfile)) == 1
+
+
+def test_a_step_that_fails_before_a_pipe_ends_the_release() -> None:
+    release = yaml.safe_load((WORKFLOWS[0].parent / "release.yml").read_text(encoding="utf-8"))
+    assert release["defaults"]["run"]["shell"] == "bash"
+
+
+def test_nothing_that_another_workflow_has_cached_is_released() -> None:
+    release = yaml.safe_load((WORKFLOWS[0].parent / "release.yml").read_text(encoding="utf-8"))
+    for job in release["jobs"].values():
+        for step in job["steps"]:
+            assert "cache" not in step.get("with", {})
+            if "actions/setup-node@" in step.get("uses", ""):
+                assert step["with"]["package-manager-cache"] is False
+
+
 def test_the_release_runs_after_the_dry_run_of_its_files() -> None:
     release = yaml.safe_load((WORKFLOWS[0].parent / "release.yml").read_text(encoding="utf-8"))
     jobs: dict[str, Any] = release["jobs"]

@@ -78,11 +78,14 @@ def test_the_released_chart_installs_the_published_image(release: ModuleType, tm
     chart = tmp_path / "dra-driver"
     shutil.copytree(PROJECT / release.CHART, chart)
     before = yaml.safe_load((chart / "values.yaml").read_text())
-    release.write_metadata(chart, "ghcr.io/someone/dra-driver", "### Added\n\n- It: all.\n")
+    source = "https://github.com/someone/somewhere"
+    published = release.Published(image="ghcr.io/someone/dra-driver", source=source)
+    release.write_metadata(chart, published, "### Added\n\n- It: all.\n")
     values = yaml.safe_load((chart / "values.yaml").read_text())
     assert values.pop("image") == {**before.pop("image"), "repository": "ghcr.io/someone/dra-driver"}
     assert values == before
     described = yaml.safe_load((chart / "Chart.yaml").read_text())
+    assert (described["home"], described["sources"]) == (source, [source])
     annotations = described["annotations"]
     assert yaml.safe_load(annotations["artifacthub.io/changes"]) == [
         {"kind": "added", "description": "It: all."}
@@ -94,6 +97,28 @@ def test_the_released_chart_installs_the_published_image(release: ModuleType, tm
         yaml.safe_load(path.read_text())["metadata"]["name"]
         for path in (PROJECT / "deploy" / "manifests" / "crds").glob("*.yaml")
     }
+
+
+def test_the_chart_has_a_page_of_its_own_without_links_into_the_repository() -> None:
+    """Artifact Hub shows the README that is in the package."""
+    page = (PROJECT / "deploy" / "helm" / "dra-driver" / "README.md").read_text()
+    assert "helm install" in page
+    assert re.findall(r"\]\((?!https:)", page) == []
+
+
+def test_the_bill_of_materials_is_published_as_it_is(release: ModuleType, tmp_path: Path) -> None:
+    bill, out = tmp_path / "sbom.cdx.json", tmp_path / "out"
+    out.mkdir()
+    bill.write_text('{"components": [{"name": "aiohttp"}]}')
+    assert release.copied(bill, out).read_bytes() == bill.read_bytes()
+    bill.write_text('{"components": []}')
+    with pytest.raises(release.ReleaseError, match="names no components"):
+        release.copied(bill, out)
+    bill.write_text("{")
+    with pytest.raises(release.ReleaseError, match=r"sbom\.cdx\.json: "):
+        release.copied(bill, out)
+    with pytest.raises(release.ReleaseError, match="No such file"):
+        release.copied(tmp_path / "none", out)
 
 
 def test_the_page_on_the_index_has_no_links_into_the_repository() -> None:
