@@ -154,6 +154,36 @@ def test_the_image_has_every_other_command(image: Image, command: list[str]) -> 
 
 
 @pytest.mark.slow
+def test_the_image_of_a_third_partys_driver_is_this_one_with_its_package(
+    image: Image, tmp_path: Path
+) -> None:
+    """By the command of its Dockerfile, which is the one of the page."""
+    example = ROOT / "docs" / "examples" / "acme-driver"
+    (command,) = re.findall(
+        r"(?m)^RUN --mount=type=bind,target=/wheels (.*)$", (example / "Dockerfile").read_text()
+    )
+    assert command in (ROOT / "docs" / "sdk.md").read_text()
+    wheels = tmp_path / "wheels"
+    make = [*PIP, "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(wheels)]
+    subprocess.run([*make, str(example)], check=True)
+    for inside, here in (
+        ("/usr/local/bin/python", sys.executable),
+        ("/opt/dra-driver", str(image.root)),
+        ("/wheels", str(wheels)),
+    ):
+        assert inside in command
+        command = command.replace(inside, here)
+    subprocess.run(["sh", "-c", command], check=True, env=image.environment, capture_output=True)
+
+    done = image.run("dra-driver", "devices", f"--backend=acme={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("NPU-1") == 2
+    assert "--backend" in image.run("dra-driver", "kubelet-plugin", "--help").stdout
+    absent = image.run("dra-driver", "devices", "--backend=acme")
+    assert "the driver acme is not loaded" in absent.stderr
+
+
+@pytest.mark.slow
 def test_everything_that_is_left_in_the_image_can_be_imported(image: Image) -> None:
     """Nothing but the two commands of the embedded cluster needs what the Dockerfile takes away."""
     script = (
