@@ -2,8 +2,8 @@
 
 Most pages are the Markdown files of this folder. From elsewhere come ARCHITECTURE.md, CONTRIBUTING.md and
 CHANGELOG.md, one page for each example with its manifests, and the reference, which is made of the code:
-flags of the commands, fields of the DevicePolicy, metrics. Links between files of the repository become links
-between pages; links to source files become their paths.
+flags of the commands, fields of the DevicePolicy, metrics, public Python names. Links between files of the
+repository become links between pages; links to source files become their paths.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
+import python_reference
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -86,6 +87,7 @@ def main() -> None:
     for kind, words in KINDS.items():
         write(out / "reference" / f"{kind.lower()}.md", "".join(fields_of(kind, words)))
     write(out / "reference" / "metrics.md", "".join(metrics()))
+    write(out / "reference" / "python.md", "".join(python_reference.page()))
     write(out / "reference" / "alerts.md", "".join(alerts()))
     unreachable = sorted(set(map(str, _pages(out))) - set(_nav()))
     if unreachable:

@@ -178,6 +178,7 @@ def test_the_image_of_a_third_partys_driver_is_this_one_with_its_package(
     done = image.run("dra-driver", "devices", f"--backend=acme={tmp_path}")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("NPU-1") == 2
+    assert re.findall(r"\d kinds?", done.stdout) == ["1 kind"] * 2
     assert "--backend" in image.run("dra-driver", "kubelet-plugin", "--help").stdout
     absent = image.run("dra-driver", "devices", "--backend=acme")
     assert "the driver acme is not loaded" in absent.stderr

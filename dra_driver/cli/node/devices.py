@@ -112,6 +112,10 @@ def _value(attribute: DeviceAttribute | None) -> str:
     )
 
 
+def _kinds(number: int) -> str:
+    return "-" if number == 0 else "1 kind" if number == 1 else f"{number} kinds"
+
+
 def _links(device: InventoryDevice) -> str:
     if len(device.links) > 2:
         return f"{len(device.links)} peers"
@@ -142,7 +146,7 @@ def _table(devices: Sequence[InventoryDevice]) -> str:
                     _value(device.attributes.get(name))
                     for name in ("architecture", names.PCIE_ROOT, names.NUMA_NODE, "driverVersion")
                 ),
-                f"{len(device.partitions)} kinds" if device.partitions else "-",
+                _kinds(len(device.partitions)),
                 _links(device),
                 " ".join(h.reason for h in device.health) or "ok",
             )

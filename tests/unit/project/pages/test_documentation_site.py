@@ -85,6 +85,18 @@ def test_the_reference_has_every_command_and_field(pages: Path) -> None:
     assert "`dra_driver_prepared_claims`" in metrics
 
 
+def test_the_reference_has_every_public_name_with_its_words(pages: Path) -> None:
+    text = (pages / "reference" / "python.md").read_text()
+    sections = dict(re.findall(r"(?ms)^### (\w+)\n(.*?)(?=^##|\Z)", text))
+    assert {"ClaimPreparation", "describe_device", "compile_selector", "allocate", "decode"} <= set(sections)
+    assert "**`prepare_device(work: DeviceWork) -> None`**" in sections["ClaimPreparation"]
+    assert "- `profile`: of a partition the name of its profile, else empty." in sections["DeviceUse"]
+    assert "**`__call__(arg: str, *, " in sections["BackendFactory"]
+    assert [name for name, words in sections.items() if len(words.split()) < 3 and "`" not in words] == []
+    # Objects whose addresses change from build to build have no place on a page.
+    assert " at 0x" not in text
+
+
 def test_every_example_has_a_page(pages: Path) -> None:
     index = (pages / "examples" / "index.md").read_text()
     names = sorted(p.stem for p in (ROOT / "deploy" / "examples").iterdir() if p.suffix != ".md")
