@@ -17,6 +17,10 @@ from dra_driver.resourceclaim import for_scheduler, foreign_gates, held_by, pod_
 
 __all__ = ["Fleet"]
 
+ReasonOf = Callable[[ResourceClaim, Iterable[Pod]], str]
+"""Returns why a claim is not allocated; an empty text if that is not known."""
+_Urgency = tuple[int, str, ObjectKey]
+
 # Whom the controller serves is known to the controller only.
 _NOT_SERVED: Final = "served only if --scheduler-name of the controller names it"
 
@@ -46,6 +50,8 @@ class Fleet:
         # Pod → the claims that it uses, and the scheduling gates of others that hold it.
         self._uses: dict[ObjectKey, tuple[tuple[ObjectKey, ...], tuple[str, ...]]] = {}
         self._views: dict[PoolID, PoolView | None] = {}
+        # Of claims that wait, as far as they were asked for: thousands may wait, and few of them change.
+        self._urgencies: dict[ObjectKey, _Urgency] = {}
 
     # --- objects --------------------------------------------------------------------------------------------
 
@@ -103,6 +109,7 @@ class Fleet:
     def remove_claim(self, claim: ResourceClaim) -> None:
         """Remove a deleted claim."""
         self._release(claim.key)
+        self._urgencies.pop(claim.key, None)
         if self._unallocated.pop(claim.key, None) is not None:
             self._changed(None)
 
@@ -116,6 +123,7 @@ class Fleet:
             self._uses[pod.key] = (uses, foreign_gates(pod))
             for claim in uses:
                 self._users.setdefault(claim, {})[pod.key] = pod
+                self._urgencies.pop(claim, None)
             self._changed(None)
 
     def remove_pod(self, pod: Pod) -> None:
@@ -123,6 +131,7 @@ class Fleet:
         for claim in self._uses.pop(pod.key, ((), ()))[0]:
             users = self._users.get(claim, {})
             users.pop(pod.key, None)
+            self._urgencies.pop(claim, None)
             if not users:
                 self._users.pop(claim, None)
             if claim in self._unallocated:
@@ -152,32 +161,27 @@ class Fleet:
         """Return the views of all pools, in order."""
         return [view for key in self.pools() if (view := self.pool(key)) is not None]
 
-    def waiting(
-        self, reason_of: Callable[[ResourceClaim, Iterable[Pod]], str], limit: int | None = None
-    ) -> tuple[list[WaitingClaim], int]:
+    def waiting(self, reason_of: ReasonOf, limit: int | None = None) -> tuple[list[WaitingClaim], int]:
         """Return the claims that are not allocated, in order of their names, and how many there are.
 
         Args:
-            reason_of: returns why a claim is not allocated; an empty text if that is not known.
+            reason_of: why each is not allocated.
             limit: most claims to return: those of the highest priority, and of these the oldest; if None,
                 all are returned.
         """
         keys: Iterable[ObjectKey] = self._unallocated
         if limit is not None:
             keys = heapq.nsmallest(limit, keys, key=self._urgency)
-        found = []
-        for key in sorted(keys):
-            priority, since, _ = self._urgency(key)
-            users = self._users.get(key, {})
-            reason = held_by(users.values()) or reason_of(self._unallocated[key], users.values())
-            other = for_scheduler(users.values())
-            if other:
-                reason = f"{other}: {reason or _NOT_SERVED}"
-            elif not reason:
-                reason = "not looked at yet" if users else "no pod uses it"
-            pods = tuple(sorted(pod.name for pod in users))
-            found.append(WaitingClaim(str(key), pods, reason, since, -priority))
+        found = [self._waiting_claim(key, reason_of) for key in sorted(keys)]
         return found, len(self._unallocated)
+
+    def waiting_keys(self) -> list[ObjectKey]:
+        """Return the claims that are not allocated, the most urgent first."""
+        return sorted(self._unallocated, key=self._urgency)
+
+    def waiting_claim(self, key: ObjectKey, reason_of: ReasonOf) -> WaitingClaim | None:
+        """Return a claim that is not allocated, as ``waiting`` does; None where it does not wait any more."""
+        return self._waiting_claim(key, reason_of) if key in self._unallocated else None
 
     def device(self, key: PoolID, name: str) -> tuple[Device | None, InventoryDevice | None]:
         """Return a device as it is published, by the pool's newest generation, and as its node found it."""
@@ -193,13 +197,30 @@ class Fleet:
 
     # --- inside ---------------------------------------------------------------------------------------------
 
-    def _urgency(self, claim: ObjectKey) -> tuple[int, str, ObjectKey]:
+    def _waiting_claim(self, key: ObjectKey, reason_of: ReasonOf) -> WaitingClaim:
+        priority, since, _ = self._urgency(key)
+        users = self._users.get(key, {})
+        reason = held_by(users.values()) or reason_of(self._unallocated[key], users.values())
+        other = for_scheduler(users.values())
+        if other:
+            reason = f"{other}: {reason or _NOT_SERVED}"
+        elif not reason:
+            reason = "not looked at yet" if users else "no pod uses it"
+        pods = tuple(sorted(pod.name for pod in users))
+        return WaitingClaim(str(key), pods, reason, since, -priority)
+
+    def _urgency(self, claim: ObjectKey) -> _Urgency:
         """Return what sorts the most urgent claims first: priority, downwards, and since when it waits."""
+        known = self._urgencies.get(claim)
+        if known is not None:
+            return known
         users = self._users.get(claim, {}).values()
         times = [p.metadata.creation_timestamp for p in users] or [
             self._unallocated[claim].metadata.creation_timestamp
         ]
-        return -max((p.spec.priority for p in users), default=0), min(t or "" for t in times), claim
+        found = -max((p.spec.priority for p in users), default=0), min(t or "" for t in times), claim
+        self._urgencies[claim] = found
+        return found
 
     def _touch(self, pool: PoolID) -> None:
         self._views.pop(pool, None)

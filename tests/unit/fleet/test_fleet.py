@@ -155,6 +155,34 @@ def test_waiting_claims_know_their_pods() -> None:
     assert [w.claim for w in fleet.waiting(lambda *_: "")[0]] == ["ns/a"]
 
 
+def test_the_most_urgent_of_those_that_wait_come_first() -> None:
+    fleet = Fleet([DRIVER])
+
+    def first(limit: int = 1) -> list[str]:
+        return [w.claim for w in fleet.waiting(lambda *_: "", limit)[0]]
+
+    def pod(name: str, claim: str, priority: int) -> Pod:
+        body = builders.pod(name, claim, namespace="ns", uid=f"{name}-{priority}", priority=priority)
+        return codec.convert(Pod, body)
+
+    for name in "abc":
+        fleet.put_claim(claim_of(name))
+    assert first() == ["ns/a"]
+    fleet.put_pod(pod("p", "b", 5))
+    assert first() == ["ns/b"]
+    fleet.put_pod(pod("q", "c", 9))
+    assert first() == ["ns/c"]
+    assert [str(key) for key in fleet.waiting_keys()] == ["ns/c", "ns/b", "ns/a"]
+    fleet.remove_pod(pod("q", "c", 9))
+    assert first() == ["ns/b"]
+    fleet.put_claim(claim_of("b", ("n1", "a", {})))
+    assert first() == ["ns/a"]
+    key = next(iter(fleet.waiting_keys()))
+    fleet.remove_claim(claim_of("a"))
+    assert first() == ["ns/c"]
+    assert fleet.waiting_claim(key, lambda *_: "") is None  # it has gone meanwhile
+
+
 def test_step_by_step_is_the_same_as_at_once() -> None:
     """Any order of changes ends in what a fleet shows that is given the last state alone."""
     chance = random.Random(7)
@@ -184,6 +212,7 @@ def test_step_by_step_is_the_same_as_at_once() -> None:
                 fleet.put_claim(claims[name])
         if step % 3 == 0:
             fleet.views()
+            fleet.waiting(lambda *_: "", limit=2)
     fresh = Fleet([DRIVER])
     for item in slices.values():
         fresh.put_slice(item)
