@@ -47,8 +47,8 @@ class HistoryEntry(msgspec.Struct, frozen=True):
 
     Attributes:
         at: seconds since the epoch.
-        kind: what kind of thing: ``allocated``, ``freed``, ``health``, ``activity``, ``waits``, ``phase``,
-            ``node``, ``created`` or ``deleted``.
+        kind: what kind of thing: ``allocated``, ``freed``, ``admin``, ``health``, ``activity``, ``waits``,
+            ``phase``, ``node``, ``created`` or ``deleted``.
         text: for people.
     """
 

@@ -24,8 +24,11 @@ _NAMED: Final = 4
 
 
 class _Claim(NamedTuple):
+    """What is compared of a claim. ``admin`` are those of its devices of which it takes nothing."""
+
     uid: Uid
     devices: tuple[tuple[PoolID, str], ...]
+    admin: frozenset[tuple[PoolID, str]]
 
 
 class _Pod(NamedTuple):
@@ -102,8 +105,10 @@ class Observer:
     def put_claim(self, claim: ResourceClaim) -> None:
         """Take a claim as it is now."""
         self._see("claim", claim.key)
-        held = dict.fromkeys((p, d) for p, d, _ in holders_of(claim) if p.driver in self._drivers)
-        new = _Claim(claim.metadata.uid, tuple(held))
+        holders = [(p, d, h) for p, d, h in holders_of(claim) if p.driver in self._drivers]
+        held = dict.fromkeys((p, d) for p, d, _ in holders)
+        taken = {(p, d) for p, d, h in holders if not h.admin}
+        new = _Claim(claim.metadata.uid, tuple(held), frozenset(held.keys() - taken))
         old = self._claims.get(claim.key)
         if old is not None and old.uid != new.uid:
             self._drop_claim(claim.key)
@@ -114,12 +119,15 @@ class Observer:
             self._note(subject, "created", "created")
         if (before := old.devices if old is not None else ()) == new.devices:
             return
-        self._freed(claim.key, [d for d in before if d not in held], "deallocated")
+        if old is not None:
+            self._freed(claim.key, old, [d for d in before if d not in held], "deallocated")
         fresh = [d for d in new.devices if d not in before]
         if fresh:
             self._note(subject, "allocated", f"allocated: {_devices(fresh)}")
         for pool, device in fresh:
-            self._note(device_subject(pool, device), "allocated", f"allocated to claim {claim.key}")
+            admin = (pool, device) in new.admin
+            kind, text = ("admin", "admin access for") if admin else ("allocated", "allocated to")
+            self._note(device_subject(pool, device), kind, f"{text} claim {claim.key}")
 
     def remove_claim(self, claim: ResourceClaim) -> None:
         """Take a claim for deleted."""
@@ -128,15 +136,17 @@ class Observer:
     def _drop_claim(self, key: ObjectKey) -> None:
         old = self._claims.pop(key, None)
         if old is not None:
-            self._freed(key, old.devices, "")
+            self._freed(key, old, old.devices, "")
             self._note(Subject("claim", str(key)), "deleted", "deleted")
 
-    def _freed(self, claim: ObjectKey, devices: Iterable[tuple[PoolID, str]], why: str) -> None:
+    def _freed(self, claim: ObjectKey, was: _Claim, devices: Iterable[tuple[PoolID, str]], why: str) -> None:
         freed = list(devices)
         if freed and why:
             self._note(Subject("claim", str(claim)), "freed", f"{why}: {_devices(freed)}")
         for pool, device in freed:
-            self._note(device_subject(pool, device), "freed", f"freed by claim {claim}")
+            admin = (pool, device) in was.admin
+            kind, text = ("admin", "no more admin access for") if admin else ("freed", "freed by")
+            self._note(device_subject(pool, device), kind, f"{text} claim {claim}")
 
     # --- pods -----------------------------------------------------------------------------------------------
 

@@ -84,6 +84,21 @@ def test_a_device_tells_who_had_it() -> None:
     ]
 
 
+def test_who_only_looks_at_a_device_does_not_hold_it() -> None:
+    seen = Watched()
+    seen.observer.settle()
+    status = builders.allocation(builders.result("n1", "gpu-0", adminAccess=True))
+    looks = builders.claim("looks", namespace="ns", uid="looks", status=status)
+    seen.observer.put_claim(codec.convert(ResourceClaim, looks))
+    seen.observer.put_claim(claim("c", "gpu-0"))
+    seen.observer.remove_claim(codec.convert(ResourceClaim, looks))
+    assert [(e.kind, e.text) for e in seen.history.of(GPU, seen.time)] == [
+        ("admin", "admin access for claim ns/looks"),
+        ("allocated", "allocated to claim ns/c"),
+        ("admin", "no more admin access for claim ns/looks"),
+    ]
+
+
 def test_a_pod_tells_why_it_waited_and_where_it_went() -> None:
     seen = Watched()
     seen.observer.settle()
