@@ -8,6 +8,7 @@
 /fleet/object      ``?pod=NAMESPACE/NAME``, ``claim=``, ``node=`` or ``device=DRIVER/POOL/NAME``: what is
                    known about it, with its history
 /fleet/trend       how the fleet was in the last hours, once a minute
+/fleet/waiting     ``?q=WORDS``: the claims that wait and match a filter, the most urgent ones of all
 /fleet/plan        ``?pod=NAMESPACE/NAME``: what would make a waiting pod fit, as JSON
 =================  =========================================================================================
 

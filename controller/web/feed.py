@@ -17,6 +17,7 @@ import msgspec
 
 from controller.web.objects import Objects
 from controller.web.plans import Plans
+from controller.web.waits import LOOK_SECONDS, Found, Looked, Waits, waiting_filter
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.own.inventory import DeviceInventory
 from dra_driver.api.resource import ResourceClaim, ResourceSlice
@@ -41,8 +42,6 @@ MOST_READERS: Final = 32
 MOST_WAITING: Final = 200
 PAUSE_SECONDS: Final = 0.25
 """Between two messages to one reader: changes within it are sent together."""
-LOOK_SECONDS: Final = 2.0
-"""How often reasons of waiting claims are looked at again; they change without an object changing."""
 BEAT_SECONDS: Final = 15.0
 """A message at least so often: only writing finds out that a reader went away."""
 SAMPLE_SECONDS: Final = 60.0
@@ -103,7 +102,7 @@ class _Reader:
 
     def __init__(self, pools: Iterable[PoolID]) -> None:
         self.unseen: dict[PoolID, None] = dict.fromkeys(pools)
-        self.waiting: tuple[tuple[WaitingClaim, ...], int, int] | None = None
+        self.waiting: Waits | None = None
         self.troubles: tuple[tuple[str, str], ...] = ()
         self.wake = asyncio.Event()
         self.wake.set()
@@ -155,6 +154,7 @@ class Feed:
         self._nodes: Informer[Node] | None = None
         self._troubles: dict[str, str] = {}
         self._closed = False
+        self._waiting = Looked(self._look, _loop_time)
         self.objects: Objects | None = None
 
     def attach(
@@ -220,6 +220,8 @@ class Feed:
             self._changed(None)
 
     def _changed(self, pool: PoolID | None) -> None:
+        if pool is None:
+            self._waiting.stale = True
         for reader in self._readers:
             if pool is not None:
                 reader.unseen[pool] = None
@@ -276,6 +278,8 @@ class Feed:
                 if news or sent or loop.time() - last > BEAT_SECONDS:
                     yield msgspec.structs.replace(change, complete=True)
                     last = loop.time()
+                if self._waiting.stale:
+                    reader.wake.set()  # it is not looked at for each of many changes
                 await asyncio.sleep(PAUSE_SECONDS)
 
     async def whole(self) -> dict[str, Any]:
@@ -284,15 +288,31 @@ class Feed:
             self._fleet.pool(key)  # kept until it changes
             if i % _CHUNK == 0:
                 await asyncio.sleep(0)
-        waiting, total, nodes = self._waiting()
+        waits = self._waiting.get()
         return {
             "pools": self._fleet.views(),
-            "waiting": waiting,
-            "waitingTotal": total,
-            "nodes": nodes,
+            "waiting": waits.claims,
+            "waitingTotal": waits.total,
+            "nodes": waits.nodes,
             "troubles": self._node_troubles(),
             "standby": self._standby(),
         }
+
+    async def search(self, query: str) -> Found:
+        """Return the claims that wait and match a filter: the most urgent ones, and how many there are."""
+        matches = waiting_filter(query)
+        first: list[WaitingClaim] = []
+        total = 0
+        keys = self._fleet.waiting_keys()
+        for i, key in enumerate(keys, 1):
+            claim = self._fleet.waiting_claim(key, self._reason_of)
+            if claim is not None and matches(claim):
+                total += 1
+                if total <= MOST_WAITING:
+                    first.append(claim)
+            if i % _CHUNK == 0:
+                await asyncio.sleep(0)
+        return Found(tuple(first), total, len(keys))
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[_Reader]:
@@ -308,20 +328,20 @@ class Feed:
     def _next(self, reader: _Reader) -> Change:
         keys = reader.take()
         views = [(key, self._fleet.pool(key)) for key in keys]
-        state = self._waiting() if not reader.unseen else None
+        state = self._waiting.get() if not reader.unseen else None
         news = state if state != reader.waiting else None
         if news is not None:
             reader.waiting = news
-        seen = reader.waiting or ((), 0, 0)
+        seen = reader.waiting or Waits()
         troubles = self._node_troubles()
         new_troubles = troubles if troubles != reader.troubles else None
         reader.troubles = troubles
         return Change(
             pools=tuple(view for _, view in views if view is not None),
             gone=tuple(key for key, view in views if view is None),
-            waiting=news[0] if news is not None else None,
-            waiting_total=seen[1],
-            nodes=seen[2],
+            waiting=news.claims if news is not None else None,
+            waiting_total=seen.total,
+            nodes=seen.nodes,
             troubles=new_troubles,
             standby=self._standby(),
         )
@@ -329,9 +349,9 @@ class Feed:
     def _node_troubles(self) -> tuple[tuple[str, str], ...]:
         return tuple(sorted(self._troubles.items()))
 
-    def _waiting(self) -> tuple[tuple[WaitingClaim, ...], int, int]:
+    def _look(self) -> Waits:
         waiting, total = self._fleet.waiting(self._reason_of, MOST_WAITING)
-        return tuple(waiting), total, len(self._nodes) if self._nodes is not None else 0
+        return Waits(tuple(waiting), total, len(self._nodes) if self._nodes is not None else 0)
 
 
 @dataclass(slots=True)
@@ -352,6 +372,10 @@ class CurrentFeed:
         """Return that this replica does not lead, and which one does."""
         # What is behind the "_" differs from start to start (``identity_of``).
         return f"this replica stands by: {self.leader().rpartition('_')[0] or 'another one'} leads"
+
+
+def _loop_time() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _handler(put: Callable[[Any], None], remove: Callable[[Any], None]) -> Handler[Any]:

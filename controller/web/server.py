@@ -39,11 +39,21 @@ _HEADERS: Final = {
 
 # For which the labels of nodes are told again: to count them takes a look at every node.
 LABEL_SECONDS: Final = 10.0
+# Of a filter, as in the address of the page.
+LONGEST_QUERY: Final = 512
 # Of the readers that stay, there are places for others beside them.
 LIMITS: Final = Limits(connections=MOST_READERS + 32, silent=128)
 # What names claims and pods; all else is the same for everybody.
 _PROTECTED: Final = frozenset(
-    {"/fleet", "/fleet/events", "/fleet/labels", "/fleet/object", "/fleet/plan", "/fleet/trend"}
+    {
+        "/fleet",
+        "/fleet/events",
+        "/fleet/labels",
+        "/fleet/object",
+        "/fleet/plan",
+        "/fleet/trend",
+        "/fleet/waiting",
+    }
 )
 # Of a namespace, and of a pod (RFC 1123).
 _POD: Final = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?/[a-z0-9](?:[-.a-z0-9]{0,251}[a-z0-9])?")
@@ -97,6 +107,11 @@ async def serve(
     async def get_plan(request: web.Request) -> web.StreamResponse:
         return await _plan(request, current)
 
+    searches = _Turns()
+
+    async def get_waiting(request: web.Request) -> web.StreamResponse:
+        return await _waiting(request, current, searches)
+
     async def get_trend(_: web.Request) -> web.StreamResponse:
         feed = current.feed
         return _answer(current, msgspec.json.encode(feed.trend()) if feed is not None else b"")
@@ -112,6 +127,7 @@ async def serve(
         app.router.add_get("/fleet/object", get_object)
         app.router.add_get("/fleet/plan", get_plan)
         app.router.add_get("/fleet/trend", get_trend)
+        app.router.add_get("/fleet/waiting", get_waiting)
         return app
 
     async with serving.serve(
@@ -215,6 +231,37 @@ async def _plan(request: web.Request, current: CurrentFeed) -> web.StreamRespons
     return web.Response(
         body=reply.body, status=reply.status, content_type="application/json", headers=headers
     )
+
+
+class _Turns:
+    """One at a time, with a pause after each that is as long as it took: half of the time at most."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._next = 0.0
+
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        now = asyncio.get_running_loop().time
+        async with self._lock:
+            await asyncio.sleep(max(0.0, self._next - now()))
+            begin = now()
+            try:
+                yield
+            finally:
+                self._next = 2 * now() - begin
+
+
+async def _waiting(request: web.Request, current: CurrentFeed, searches: _Turns) -> web.StreamResponse:
+    queries = request.query.getall("q", [])
+    if len(queries) != 1 or len(request.query) != 1 or len(queries[0]) > LONGEST_QUERY:
+        text = f"ask with one filter of at most {LONGEST_QUERY} characters: /fleet/waiting?q=WORDS"
+        return web.json_response({"error": text}, status=400)
+    async with searches.turn():  # each looks at every claim that waits
+        feed = current.feed
+        if feed is None:
+            return _answer(current, b"")
+        return _answer(current, msgspec.json.encode(await feed.search(queries[0])))
 
 
 async def _events(request: web.Request, current: CurrentFeed, stopping: asyncio.Event) -> web.StreamResponse:
