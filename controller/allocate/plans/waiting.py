@@ -43,7 +43,11 @@ def _plan(decisions: Decisions, question: PlanQuestion, clock: Callable[[], floa
     notes: list[str] = []
     workload = Workload(name, _members(view, builder, notes), view.levels)
     if view.blocked:
-        notes.append(f"{view.blocked} pools are changing hands: nothing is allocated from them meanwhile")
+        pools = "1 pool that" if view.blocked == 1 else f"{view.blocked} pools that"
+        is_ = "is" if view.blocked == 1 else "are"
+        notes.append(
+            f"nothing is allocated from {pools} kube-scheduler allocates, or that {is_} changing hands"
+        )
     cluster = builder.build(not_held=workload.claims)
     plan = make_plan(Checks(cluster, clock, deadline), workload, templates=builder.templates())
     return plan_data(plan, cluster) | {"notes": notes}
