@@ -180,7 +180,9 @@ class Feed:
         nodes.add_handler(_handler(self._put_node, self._remove_node))
         seen.settle()
         self._nodes = nodes
-        self.objects = Objects(fleet, claims, pods, nodes, past.history, past.since, past.now)
+        self.objects = Objects(
+            fleet, claims, pods, nodes, past.history, past.since, past.now, self._reason_of
+        )
 
     def close(self) -> None:
         """End what readers read: another feed takes its place."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -18,10 +19,12 @@ from dra_driver.api.resource import (
     ResourceClaim,
 )
 from dra_driver.fleet import (
+    STATES,
     DeviceView,
     Fleet,
     History,
     HistoryEntry,
+    PoolView,
     Subject,
     device_subject,
     node_trouble,
@@ -36,8 +39,11 @@ __all__ = ["KINDS", "Link", "ObjectPage", "Objects", "Section"]
 
 KINDS: Final = ("device", "node", "claim", "pod")
 MOST_ROWS: Final = 256
+MOST_ENTRIES: Final = 64
 _LONGEST_CELL: Final = 1024
+_MOST_LINKS: Final = 32
 _ACTIVITIES: Final = {"busy": "something runs on it", "idle": "nothing runs on it"}
+_BLOCKED: Final = "blocked: too little of its GPU is left, by what is allocated of it"
 
 
 class Link(msgspec.Struct, frozen=True):
@@ -52,7 +58,8 @@ class Link(msgspec.Struct, frozen=True):
     name: str
 
 
-Cell = str | Link
+# A list of names may have more than the page shows: the last one says how many.
+Cell = str | Link | tuple[str | Link, ...]
 Row = tuple[Cell, ...]
 
 
@@ -109,6 +116,7 @@ class Objects:
         history: of them.
         since: when the history begins.
         now: returns seconds since the epoch.
+        reason_of: why a claim is not allocated, as far as it is known; empty: nothing is.
     """
 
     def __init__(
@@ -120,6 +128,7 @@ class Objects:
         history: History,
         since: float,
         now: Callable[[], float],
+        reason_of: Callable[[ResourceClaim, Iterable[Pod]], str],
     ) -> None:
         self._fleet = fleet
         self._claims = claims
@@ -128,12 +137,13 @@ class Objects:
         self._history = history
         self._since = since
         self._now = now
+        self._reason_of = reason_of
 
     def describe(self, kind: str, name: str) -> ObjectPage | None:
         """Return what is known about an object; None where nothing is."""
         describers = {"device": self._device, "node": self._node, "claim": self._claim, "pod": self._pod}
         found, now = describers[kind](name), self._now()
-        history = self._history.of(Subject(kind, name), now)
+        history = self._history_of(kind, name, now)
         if found is None and not history:
             return None
         facts = found or _Facts((), ())
@@ -148,6 +158,26 @@ class Objects:
             now,
         )
 
+    def _history_of(self, kind: str, name: str, now: float) -> tuple[HistoryEntry, ...]:
+        own = self._history.of(Subject(kind, name), now)
+        if kind != "node":
+            return own
+        # Its health is noted of the node itself, too.
+        of_devices = (
+            HistoryEntry(entry.at, entry.kind, f"{device.name}: {entry.text}")
+            for view in self._views_of(name)
+            for device in view.devices
+            for entry in self._history.of(
+                device_subject(PoolID(DriverName(view.driver), PoolName(view.pool)), device.name), now
+            )
+            if entry.kind in ("allocated", "freed")
+        )
+        return tuple(sorted((*own, *of_devices), key=lambda entry: entry.at)[-MOST_ENTRIES:])
+
+    def _views_of(self, node: str) -> list[PoolView]:
+        views = (self._fleet.pool(key) for key in self._fleet.pools())
+        return [view for view in views if view is not None and view.node == node]
+
     def _device(self, name: str) -> _Facts | None:
         driver, _, rest = name.partition("/")
         pool_name, _, device = rest.partition("/")
@@ -160,11 +190,11 @@ class Objects:
         attributes = published.attributes if published is not None else {}
         capacity = published.capacity if published is not None else {}
         facts: tuple[tuple[str, Cell], ...] = (
-            ("State", shown.state),
+            ("State", _BLOCKED if shown.state == "blocked" else shown.state),
             ("Health", shown.severity or "nothing is known to be wrong"),
             (
                 "Activity",
-                {"busy": "something runs on it", "idle": "nothing runs on it"}.get(shown.activity, ""),
+                _ACTIVITIES.get(shown.activity, ""),
             ),
             ("Node", Link("node", view.node)),
             ("Model", shown.model),
@@ -196,7 +226,7 @@ class Objects:
 
     def _node(self, name: str) -> _Facts | None:
         node = self._nodes.get(ObjectKey("", name))
-        views = [v for key in self._fleet.pools() if (v := self._fleet.pool(key)) and v.node == name]
+        views = self._views_of(name)
         if node is None and not views:
             return None
         rows = [
@@ -204,7 +234,7 @@ class Objects:
                 Link("device", f"{v.driver}/{v.pool}/{d.name}"),
                 d.model,
                 d.state,
-                ", ".join(h.claim for h in d.holders),
+                tuple(Link("claim", h.claim) for h in d.holders),
                 "; ".join(d.problems),
             )
             for v in views
@@ -216,6 +246,7 @@ class Objects:
         facts: tuple[tuple[str, Cell], ...] = (
             ("State", (node_trouble(node) or "ready") if node is not None else "no such node in the cluster"),
             ("Created", (node.metadata.creation_timestamp or "") if node is not None else ""),
+            ("Devices", _sums(views)),
         )
         return _Facts(
             facts,
@@ -239,8 +270,10 @@ class Objects:
         allocation = claim.status.allocation
         results = allocation.devices.results if allocation is not None else ()
         users = self._fleet.users(key)
+        waits = self._fleet.waiting_claim(key, self._reason_of)
         facts: tuple[tuple[str, Cell], ...] = (
             ("State", "allocated" if allocation is not None else "waits"),
+            ("Why it waits", waits.reason if waits is not None else ""),
             ("Devices", str(len(results)) if results else ""),
             ("Created", claim.metadata.creation_timestamp or ""),
             ("Allocated", (allocation.allocation_timestamp or "") if allocation is not None else ""),
@@ -250,8 +283,9 @@ class Objects:
             (
                 r.request,
                 Link("device", device_subject(PoolID(r.driver, r.pool), r.device).name),
-                ", ".join(f"{amount} {n}" for n, amount in sorted(r.consumed_capacity.items()))
-                or ("admin access" if r.admin_access else "whole"),
+                _share(
+                    {n: str(amount) for n, amount in r.consumed_capacity.items()}, admin=bool(r.admin_access)
+                ),
             )
             for r in results
         )
@@ -326,7 +360,10 @@ class Objects:
             results = allocation.devices.results if allocation is not None else ()
             state = "missing" if claim is None else "waits" if allocation is None else "allocated"
             named: Cell = Link("claim", str(used.key)) if used.key is not None else "is not made yet"
-            yield used.entry or "extended resources", named, state, ", ".join(r.device for r in results)
+            devices = tuple(
+                Link("device", device_subject(PoolID(r.driver, r.pool), r.device).name) for r in results
+            )
+            yield used.entry or "extended resources", named, state, devices
 
 
 def _key(name: str) -> ObjectKey:
@@ -343,13 +380,29 @@ def _holders(device: DeviceView) -> Section:
         (
             Link("claim", h.claim),
             h.request,
-            ", ".join(h.pods),
-            ", ".join(f"{amount} {n}" for n, amount in h.share.items())
-            or ("admin access" if h.admin else "whole"),
+            tuple(_pod_of(h.claim, pod) for pod in h.pods),
+            _share(h.share, admin=h.admin),
         )
         for h in device.holders
     ]
     return _section("Who holds it", ("Claim", "Request", "Pods", "Share"), rows)
+
+
+def _pod_of(claim: str, user: str) -> str | Link:
+    """Return what a claim is reserved for: a pod, or a PodGroup, which has no page."""
+    return user if ":" in user else Link("pod", f"{claim.partition('/')[0]}/{user}")
+
+
+def _share(share: Mapping[str, str], *, admin: bool) -> str:
+    """Return what is taken of a device, without the capacities of which nothing is."""
+    taken = ", ".join(f"{name} {amount}" for name, amount in sorted(share.items()) if amount != "0")
+    return taken or ("admin access" if admin else "whole")
+
+
+def _sums(views: Iterable[PoolView]) -> str:
+    states = sum((view.states() for view in views), Counter[str]())
+    each = ", ".join(f"{states[state]} {state}" for state in reversed(STATES) if states[state])
+    return f"{states.total()}: {each}" if states else ""
 
 
 def _requests(request: DeviceRequest) -> Iterable[Row]:
@@ -397,4 +450,8 @@ def _section(title: str, columns: tuple[str, ...], rows: Iterable[Row]) -> Secti
 
 
 def _cut(cell: Cell) -> Cell:
-    return cell[:_LONGEST_CELL] if isinstance(cell, str) else cell
+    if isinstance(cell, str):
+        return cell[:_LONGEST_CELL]
+    if isinstance(cell, tuple) and len(cell) > _MOST_LINKS:
+        return *cell[:_MOST_LINKS], f"and {len(cell) - _MOST_LINKS} more"
+    return cell

@@ -2,10 +2,11 @@
 import { Detail } from "./detail.js";
 import { $, age, make, many, nest, number, put } from "./dom.js";
 import { Fleet } from "./fleet.js";
-import { Claims, Devices, Nodes, Waiting } from "./lists.js";
+import { Claims, Devices, Nodes } from "./lists.js";
 import { address, change, KINDS, objectAddress, parse } from "./route.js";
 import { Store } from "./store.js";
-import { follow, hasToken, setToken } from "./stream.js";
+import { ask, follow, hasToken, setToken } from "./stream.js";
+import { Waiting } from "./waiting.js";
 
 const store = new Store();
 const MADE = { fleet: Fleet, waiting: Waiting, devices: Devices, claims: Claims, nodes: Nodes };
@@ -53,6 +54,21 @@ function exact(query) {
   return store.waiting.some((w) => uses(w.claim, w.pods)) ? objectAddress("pod", name) : "";
 }
 
+/** The same, asked for: not everything that waits is here. */
+async function known(query) {
+  const name = query.trim();
+  if (!name || /[\s:"]/.test(name)) return "";
+  for (const kind of name.includes("/") ? ["pod", "claim"] : ["node"]) {
+    try {
+      await ask(`fleet/object?${kind}=${encodeURIComponent(name)}`);
+      return objectAddress(kind, name);
+    } catch {
+      // There is none of this kind.
+    }
+  }
+  return "";
+}
+
 let typing = 0;
 $("q").addEventListener("input", (event) => {
   clearTimeout(typing);
@@ -62,10 +78,11 @@ $("q").addEventListener("input", (event) => {
     else change({ q });
   }, 150);
 });
-$("search").addEventListener("submit", (event) => {
+$("search").addEventListener("submit", async (event) => {
   event.preventDefault();
-  const target = exact($("q").value);
-  if (target) {
+  const query = $("q").value;
+  const target = exact(query) || await known(query);
+  if (target && $("q").value === query) {
     clearTimeout(typing);
     $("q").blur();
     location.hash = target;
@@ -122,7 +139,7 @@ function tell(now) {
 
 function connect() {
   follow((data) => {
-    if (connection.state !== "live") connection = { state: "live", text: "" };
+    if (connection.state !== "live") tell({ state: "live", text: "" });
     store.apply(data);
   }, tell);
 }

@@ -1,5 +1,5 @@
 // The page of one device, node, claim or pod: facts, tables, what happened to it in the last hours.
-import { age, make, many, nest, put, since, svg, timeOfDay } from "./dom.js";
+import { age, arrange, make, many, memory, nest, put, since, svg, timeOfDay } from "./dom.js";
 import { askPlan, drawPlan, plans } from "./plan.js";
 import { objectAddress } from "./route.js";
 import { ask } from "./stream.js";
@@ -8,7 +8,7 @@ const AGAIN = 5000;
 const HOURS = 6;
 const TITLES = { device: "Device", node: "Node", claim: "Claim", pod: "Pod" };
 const GLYPHS = {
-  allocated: "●", freed: "○", health: "✚", activity: "∿", waits: "…", phase: "▸", node: "▣", created: "＋", deleted: "×",
+  allocated: "●", freed: "○", admin: "◌", health: "✚", activity: "∿", waits: "…", phase: "▸", node: "▣", created: "+", deleted: "×",
 };
 const TIMES = new Set(["Since", "Created", "Allocated", "Being deleted since"]);
 
@@ -21,15 +21,24 @@ function draw(outer, value, title, of) {
   return outer;
 }
 
-function fill(cell, value, title, of) {
-  if (typeof value === "string") {
-    cell.append(TIMES.has(title) && since(value) ? `${since(value)} ago` : value || "–");
-    if (TIMES.has(title)) cell.title = value;
-    return;
-  }
-  cell.append(make("a", shortName(value.kind, value.name), { href: objectAddress(value.kind, value.name) }));
+function link(value, of) {
+  const parts = [make("a", shortName(value.kind, value.name), { href: objectAddress(value.kind, value.name) })];
   const pool = value.kind === "device" ? value.name.split("/")[1] : of;
-  if (pool !== of) cell.append(make("span", ` of ${pool}`, { class: "muted" }));
+  if (pool !== of) parts.push(make("span", ` of ${pool}`, { class: "muted" }));
+  return parts;
+}
+
+function fill(cell, value, title, of) {
+  if (Array.isArray(value)) {
+    value.forEach((part, i) => cell.append(i ? ", " : "", ...(typeof part === "string" ? [part] : link(part, of))));
+    if (!value.length) cell.append("–");
+  } else if (typeof value !== "string") cell.append(...link(value, of));
+  else if (TIMES.has(title) && since(value)) {
+    cell.append(nest("time", { datetime: value, title: value, "data-since": value }, `${since(value)} ago`));
+  } else if (title === "Memory" && value) {
+    cell.append(memory(value));
+    cell.title = value;
+  } else cell.append(value || "–");
 }
 
 function drawSection(section, of) {
@@ -40,7 +49,7 @@ function drawSection(section, of) {
     const line = make("tr");
     row.forEach((value, i) => {
       const cell = make("td", undefined, { "data-title": section.columns[i] });
-      if (value === "") cell.classList.add("nothing");
+      if (!value.length && typeof value !== "object" || Array.isArray(value) && !value.length) cell.classList.add("nothing");
       line.append(draw(cell, value, section.columns[i], of));
     });
     body.append(line);
@@ -51,37 +60,56 @@ function drawSection(section, of) {
   return part;
 }
 
-/** When the device was held, over the time that is remembered. */
+const MOST_ENTRIES = 64;          // that the controller keeps of one object
+
+/** From when to when somebody held the device, counted backwards from those who hold it now: shares overlap. */
+export function heldSpans(page) {
+  const marks = page.history.filter((e) => e.kind === "allocated" || e.kind === "freed");
+  const holders = page.sections.find((s) => s.title === "Who holds it");
+  const rows = holders ? holders.rows.filter((row) => row.at(-1) !== "admin access") : [];
+  let count = new Set(rows.map(([claim]) => claim.name)).size;
+  let end = page.now;
+  const spans = [];
+  for (const mark of [...marks].reverse()) {
+    const before = Math.max(0, count + (mark.kind === "freed" ? 1 : -1));
+    if (count > 0 && before === 0) spans.push([mark.at, end]);
+    if (count === 0 && before > 0) end = mark.at;
+    count = before;
+  }
+  // What was before the oldest entry is known only where none has been forgotten.
+  const whole = page.history.length < MOST_ENTRIES;
+  const from = Math.max(page.since, page.now - HOURS * 3600, whole || !page.history.length ? 0 : page.history[0].at);
+  if (count > 0) spans.push([from, end]);
+  const claims = new Set([...rows.map(([claim]) => claim.name), ...marks.map((e) => e.text.split(" ").pop())]);
+  return { from, claims: claims.size, spans: spans.map(([a, b]) => [Math.max(a, from), b]).reverse() };
+}
+
 function drawStrip(page) {
-  const from = Math.max(page.since, page.now - HOURS * 3600);
+  const { from, spans, claims } = heldSpans(page);
   const span = Math.max(60, page.now - from);
   const at = (time) => (100 * (Math.max(time, from) - from)) / span;
-  const marks = page.history.filter((e) => e.kind === "allocated" || e.kind === "freed");
-  const state = Object.fromEntries(page.facts).State;
-  let held = marks.length ? marks[0].kind === "freed" : state === "allocated" || state === "shared";
-  let begin = 0, count = held ? 1 : 0, seconds = 0;
   const picture = svg("svg", { viewBox: "0 0 100 10", preserveAspectRatio: "none", class: "strip", "aria-hidden": "true" },
     svg("rect", { x: 0, y: 0, width: 100, height: 10, class: "track" }));
-  const fill = (end) => {
-    picture.append(svg("rect", { x: begin, y: 0, width: Math.max(0.3, end - begin), height: 10, class: "held" }));
-    seconds += ((end - begin) / 100) * span;
-  };
-  for (const mark of marks) {
-    const allocated = mark.kind === "allocated";
-    if (allocated === held) continue;
-    if (held) fill(at(mark.at));
-    else {
-      begin = at(mark.at);
-      count += 1;
-    }
-    held = allocated;
+  let seconds = 0;
+  for (const [begin, end] of spans) {
+    picture.append(svg("rect", { x: at(begin), y: 0, width: Math.max(0.3, at(end) - at(begin)), height: 10, class: "held" }));
+    seconds += end - begin;
   }
-  if (held) fill(100);
   for (const mark of page.history.filter((e) => e.kind === "health")) {
     picture.append(svg("rect", { x: Math.min(99.4, at(mark.at)), y: 0, width: 0.6, height: 10, class: "sick" }));
   }
-  const text = `Held ${Math.round((100 * seconds) / span)} % of the last ${age(span)}, by ${many(count, "claim")}`;
+  const share = Math.min(100, Math.round((100 * seconds) / span));
+  const text = claims ? `Held ${share} % of the last ${age(span)}, by ${many(claims, "claim")}` : `Not held in the last ${age(span)}`;
   return nest("figure", { class: "use" }, picture, make("figcaption", text));
+}
+
+/** An entry's text, the object that it ends with as a link. */
+function entryText(entry) {
+  const text = make("span", undefined, { class: "text" });
+  const [, before, kind, name] = /^(.*\b(claim|node) )(\S+)$/.exec(entry.text) || [];
+  if (name && ["allocated", "freed", "admin", "node"].includes(entry.kind)) text.append(before, make("a", name, { href: objectAddress(kind, name) }));
+  else text.append(entry.text);
+  return text;
 }
 
 function drawHistory(page) {
@@ -89,10 +117,11 @@ function drawHistory(page) {
   for (const entry of [...page.history].reverse()) {
     list.append(nest("li", { class: `h-${entry.kind}` },
       make("span", GLYPHS[entry.kind] || "·", { class: "glyph", "aria-hidden": "true" }),
-      make("span", entry.text, { class: "text" }),
+      entryText(entry),
       make("time", `${timeOfDay(entry.at)} · ${age(page.now - entry.at)} ago`, { datetime: new Date(entry.at * 1000).toISOString() })));
   }
-  const remembered = `This replica remembers ${age(Math.min(HOURS * 3600, page.now - page.since))}.`;
+  const whole = page.now - page.since >= HOURS * 3600;
+  const remembered = whole ? `This replica remembers ${HOURS} hours.` : `This replica remembers ${age(page.now - page.since)}, since it started.`;
   const part = nest("section", { class: "card past" }, make("h2", "History"));
   if (page.kind === "device" && page.found) part.append(drawStrip(page));
   part.append(page.history.length ? list : make("p", "Nothing has changed.", { class: "muted" }));
@@ -111,7 +140,8 @@ export class Detail {
     this.kind = kind;
     this.name = name;
     this.title = `${TITLES[kind]} ${shortName(kind, name)}`;
-    this.told = "";
+    this.parts = new Map();
+    this.column = make("div", undefined, { class: "column" });
     this.body = make("div", undefined, { class: "cards" });
     this.planBox = make("div", undefined, { class: "plan", "aria-live": "polite" });
     this.root = nest("div", { class: "detail" },
@@ -142,31 +172,49 @@ export class Detail {
     try {
       page = await ask(`fleet/object?${this.kind}=${encodeURIComponent(this.name)}`);
     } catch (error) {
+      // What was read stays to be read while the connection is away, which the banner says.
+      if (error.status !== 404 && this.parts.size) return;
       problem = error.status === 404 ? `There is no ${this.kind} of this name, and nothing is remembered of one.` : error.message;
     }
     if (this.stopped) return;
-    const told = JSON.stringify(problem || { ...page, now: Math.floor(page.now / 60) });
-    if (told === this.told) return;
-    this.told = told;
-    // What is read, or has the focus, stays where it is.
-    const focused = this.body.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
-    if (problem) this.body.replaceChildren(make("p", problem, { class: "state" }));
-    else this.draw(page);
-    if (focused) this.body.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus();
+    if (problem) {
+      this.parts.clear();
+      const text = this.body.children.length === 1 ? this.body.firstElementChild.textContent : "";
+      if (text !== problem) this.body.replaceChildren(make("p", problem, { class: "state" }));
+    } else this.draw(page);
+  }
+
+  /** The part of this name as it was, unless what it shows has changed: what is read, or has the focus, stays. */
+  part(name, shows, make_) {
+    const told = JSON.stringify(shows);
+    const known = this.parts.get(name);
+    if (known && known.told === told) return known.element;
+    const element = make_();
+    const focused = known && known.element.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+    if (focused) this.refocus = [element, focused];
+    this.parts.set(name, { told, element });
+    return element;
   }
 
   draw(page) {
-    const main = nest("div", { class: "column" });
-    if (!page.found) main.append(make("p", `This ${this.kind} is not there any more.`, { class: "note" }));
-    else main.append(drawFacts(page));
+    const minute = Math.floor(page.now / 60);
+    const main = [page.found ? this.part("facts", page.facts, () => drawFacts(page))
+      : this.part("facts", null, () => make("p", `This ${this.kind} is not there any more.`, { class: "note" }))];
     const waits = this.kind === "pod" && page.found && !page.facts.some(([name]) => name === "Node");
     if (waits) {
       this.planCard.hidden = false;
       if (!this.planBox.firstChild) this.drawPlan();
-      main.append(this.planCard);
+      main.push(this.planCard);
     }
-    main.append(...page.sections.map((section) => drawSection(section, this.kind === "node" ? this.name : undefined)));
-    this.body.replaceChildren(main, drawHistory(page));
+    const of = this.kind === "node" ? this.name : undefined;
+    main.push(...page.sections.map((section) => this.part(`section ${section.title}`, section, () => drawSection(section, of))));
+    const holders = page.sections.find((section) => section.title === "Who holds it");
+    const past = this.part("history", [page.history, minute, page.found, holders], () => drawHistory(page));
+    arrange(this.column, main);
+    arrange(this.body, [this.column, past]);
+    for (const time of this.body.querySelectorAll("[data-since]")) put(time, `${since(time.dataset.since)} ago`);
+    if (this.refocus) this.refocus[0].querySelector(`a[href="${CSS.escape(this.refocus[1])}"]`)?.focus({ preventScroll: true });
+    this.refocus = null;
   }
 
   drawPlan() {

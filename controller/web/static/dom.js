@@ -25,6 +25,17 @@ export function svg(tag, attributes, ...children) {
   return element;
 }
 
+/** Put these into a box in this order. What is where it belongs is not moved: it may have the focus. */
+export function arrange(box, wanted) {
+  const kept = new Set(wanted);
+  for (const element of [...box.children]) if (!kept.has(element)) element.remove();
+  let next = box.firstElementChild;
+  for (const element of wanted) {
+    if (element === next) next = next.nextElementSibling;
+    else box.insertBefore(element, next);
+  }
+}
+
 export function put(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -49,6 +60,23 @@ export const since = (timestamp) => {
 
 const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 export const timeOfDay = (seconds) => clock.format(new Date(seconds * 1000));
+
+const UNITS = { "": 1, k: 1e3, M: 1e6, G: 1e9, T: 1e12, P: 1e15, Ki: 2 ** 10, Mi: 2 ** 20, Gi: 2 ** 30, Ti: 2 ** 40, Pi: 2 ** 50 };
+
+/** A quantity in bytes; 0 where it is none. */
+export function bytes(quantity) {
+  const found = /^([0-9.]+)([A-Za-z]*)$/.exec(quantity || "");
+  return found && UNITS[found[2]] ? Number(found[1]) * UNITS[found[2]] : 0;
+}
+
+/** The same for people: three figures at most. */
+export function memory(quantity) {
+  const size = bytes(quantity);
+  if (!size) return quantity;
+  const [unit, of] = [["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20]].find(([, least]) => size >= least) || ["B", 1];
+  const value = size / of;
+  return `${value >= 100 || unit === "B" ? number(Math.round(value)) : String(Math.round(value * 10) / 10)} ${unit}`;
+}
 
 let pending = 0;
 export function say(text) {

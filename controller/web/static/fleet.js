@@ -27,6 +27,8 @@ function spark(values, title) {
 // A bucket in the address. "~" stands for the one without a name.
 const token = (key) => encodeURIComponent(key) || "~";
 
+const quoted = (value) => (/\s/.test(value) ? `"${value.replaceAll('"', "")}"` : value);
+
 function option(select, value, text) {
   select.append(make("option", text, { value }));
 }
@@ -159,11 +161,12 @@ export class Fleet {
     if (!this.root.isConnected) return;
     const layer = view(this.params.layer, this.store);
     const matches = this.matches(layer);
-    const nodes = this.store.ordered();
-    const size = this.params.size in { s: 1, m: 1, l: 1 } ? this.params.size : autoSize(nodes.length);
-    const shape = JSON.stringify([size, this.group(), this.labelled, nodes.length, this.params.q && "q"]);
+    const all = this.store.ordered();
+    const nodes = matches ? all.filter((node) => node.devices.some(matches)) : all;
+    const size = this.params.size in { s: 1, m: 1, l: 1 } ? this.params.size : autoSize(all.length);
+    const shape = JSON.stringify([size, this.group(), this.labelled, all.length, matches && nodes.map((n) => n.name)]);
     const paint = { layer, colors: this.colors, matches };
-    if (dirty === null || shape !== this.shape) this.map.show({ ...paint, groups: this.grouped(nodes), size });
+    if (dirty === null || shape !== this.shape) this.map.show({ ...paint, groups: this.grouped(all, nodes), size });
     else this.map.refresh(paint, this.counts === JSON.stringify(layer.buckets.map((b) => b.key)) ? dirty : null);
     this.shape = shape;
     this.counts = JSON.stringify(layer.buckets.map((b) => b.key));
@@ -173,22 +176,28 @@ export class Fleet {
     this.drawModels();
     this.empty.hidden = nodes.length > 0;
     this.map.root.hidden = nodes.length === 0;
-    put(this.empty, this.store.complete ? "No devices are published. The node agents may not run yet, or found none." : "Loading …");
-    if (matches) this.sayMatches(matches);
+    put(this.empty, !this.store.complete ? "Loading …" : all.length ? "Nothing matches the filter."
+      : "No devices are published. The node agents may not run yet, or found none.");
+    if (matches) this.sayMatches(matches, nodes);
+    else put(this.mapTitle, "Heat map of nodes");
   }
 
-  sayMatches(matches) {
-    let shown = 0, total = 0;
-    for (const device of this.store.devices()) {
-      total += 1;
-      shown += matches(device) ? 1 : 0;
-    }
-    put(this.mapTitle, `Heat map: ${told(shown, total, "devices match")}`);
-    say(told(shown, total, "devices match"));
+  sayMatches(matches, nodes) {
+    const shown = nodes.reduce((sum, node) => sum + node.devices.filter(matches).length, 0);
+    const total = this.store.ordered().reduce((sum, node) => sum + node.devices.length, 0);
+    const text = `${told(shown, total, "devices match")}, on ${many(nodes.length, "node")}`;
+    put(this.mapTitle, `Heat map: ${text}`);
+    say(text);
   }
 
-  grouped(nodes) {
-    put(this.mapTitle, "Heat map of nodes");
+  /** Groups of all nodes; of each, those that are shown. */
+  grouped(all, nodes) {
+    const shown = new Set(nodes);
+    const groups = this.groupsOf(all).map((group) => ({ ...group, total: group.nodes.length, nodes: group.nodes.filter((n) => shown.has(n)) }));
+    return groups.filter((group) => group.nodes.length);
+  }
+
+  groupsOf(nodes) {
     if (!nodes.length) return [];
     const group = this.group();
     if (group === "none") return groupNodes(nodes, null, "");
@@ -218,12 +227,14 @@ export class Fleet {
     const told = JSON.stringify([layer.id, shown.map((b) => b.key), this.colors]);
     if (told !== this.legendTold) {
       this.legendTold = told;
+      const focused = this.legend.contains(document.activeElement) ? document.activeElement.dataset.bucket : null;
       this.legend.replaceChildren(...shown.map((bucket) => {
         const button = nest("button", { type: "button", "data-bucket": bucket.key },
           swatch(bucket, this.colors, 16), make("span", bucket.label, { class: "label" }), make("span", "", { class: "n" }));
         button.addEventListener("click", () => this.toggle(token(bucket.key)));
         return button;
       }));
+      if (focused !== null) [...this.legend.children].find((b) => b.dataset.bucket === focused)?.focus({ preventScroll: true });
     }
     shown.forEach((bucket, k) => {
       const button = this.legend.children[k];
@@ -267,7 +278,7 @@ export class Fleet {
       class: `kpi${title === "Unhealthy" && sums.unhealthy ? " bad" : ""}`, href,
     }, make("span", title, { class: "kpi-title" }), make("span", this.store.at ? value : "…", { class: "kpi-value" }),
     make("span", this.store.at ? text : "", { class: "kpi-text" }), spark(values, `${title}: the last ${many(values.length, "minute")}`))));
-    if (focused >= 0) this.cards.children[focused].focus();
+    if (focused >= 0) this.cards.children[focused].focus({ preventScroll: true });
   }
 
   drawModels() {
@@ -288,7 +299,7 @@ export class Fleet {
       ...[...STATES].reverse().map((state) => make("th", state[0].toUpperCase() + state.slice(1), { scope: "col", class: "number" })));
     const body = make("tbody");
     for (const row of rows.slice(0, 100)) {
-      const q = `model:${row.model.split(/\s+/).join(" ")}`;
+      const q = `model:${quoted(row.model)}${row.type ? ` type:${quoted(row.type)}` : ""}`;
       body.append(nest("tr", {},
         nest("td", { "data-title": "Model" }, make("a", row.model, { href: address("devices", "", { q }) })),
         make("td", row.type, { "data-title": "Type" }),
@@ -298,7 +309,9 @@ export class Fleet {
         }))));
     }
     this.models.hidden = !rows.length;
+    const focused = this.models.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
     this.models.replaceChildren(this.models.firstElementChild,
       nest("table", { class: "plain" }, make("caption", "Devices by model", { class: "hidden" }), nest("thead", {}, head), body));
+    if (focused) this.models.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
   }
 }

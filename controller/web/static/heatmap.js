@@ -1,9 +1,10 @@
 // The nodes as tiles with a cell for each device, drawn on strips of canvas that scroll with the page: scrolling
 // itself draws nothing but the strips that come into view. By keyboard and for screen readers it is a list box
 // of nodes, of which the active one is in words.
-import { make, many, nest } from "./dom.js";
+import { make, memory, nest } from "./dom.js";
 import { drawMark } from "./layers.js";
 import { compareNames } from "./store.js";
+import { told } from "./table.js";
 
 const STRIP = 512;                // height of a strip
 const AHEAD = 512;                // drawn beyond what is in view
@@ -266,7 +267,7 @@ export class HeatMap {
     for (const head of wanted) {
       if (this.headElements.has(head)) continue;
       const element = nest("div", { class: "map-head" },
-        make("h3", head.group.label), make("span", many(head.group.nodes.length, "node")));
+        make("h3", head.group.label), make("span", told(head.group.nodes.length, head.group.total, head.group.total === 1 ? "node" : "nodes")));
       element.style.top = `${head.y}px`;
       this.headElements.set(head, element);
       this.heads.append(element);
@@ -308,7 +309,7 @@ export class HeatMap {
     if (!found) return;
     const { node, device } = found;
     const lines = device
-      ? [device.name, `${device.model} · ${device.memory || "memory not known"} · ${device.state}`,
+      ? [device.name, `${device.model} · ${device.memory ? memory(device.memory) : "memory not known"} · ${device.state}`,
         ...device.holders.map((h) => `${h.claim}${h.pods.length ? ` · ${h.pods.join(", ")}` : ""}`), ...device.problems]
       : [this.hooks.describe(node)];
     const [first, ...rest] = [node.name, ...lines];

@@ -45,10 +45,9 @@ function devicesOf(entry) {
   return entry.devices.map((d) => d.device.split("/").pop()).join(", ");
 }
 
+const proofOf = (answer) => (answer.proven ? "the fewest" : "that fewer are not enough is not proven");
+
 function freeParts(free) {
-  if (!free.helps) {
-    return [free.helps === false ? "it does not fit even without any of them" : "none found in time"];
-  }
   const proof = free.proven ? "the fewest" : `at least ${free.atLeast} are needed; that fewer are not enough is not proven`;
   return [
     `${free.number} (${proof}), then it fits on ${planNodes(free.placement)}`,
@@ -58,20 +57,11 @@ function freeParts(free) {
 }
 
 function moveParts(move) {
-  if (!move.helps) {
-    return [move.helps === false ? "none can be elsewhere so that it fits" : "none found (not proven that there are none)"];
-  }
-  const proof = move.proven ? "the fewest" : "that fewer are not enough is not proven";
   return [
-    `${move.number} (${proof}), then it fits on ${planNodes(move.placement)}`,
+    `${move.number} (${proofOf(move)}), then it fits on ${planNodes(move.placement)}`,
     planTable(["Holder", "Priority", "Claims", "To node"],
       move.holders.map((h) => [h.name, h.priority, h.claims.join(", "), planNodes(h.to)])),
   ];
-}
-
-function nodesText(nodes) {
-  if (!nodes.helps) return nodes.helps === false ? "no number of them helps" : "none found in time";
-  return `${nodes.number}${nodes.proven ? "" : " (that fewer are not enough is not proven)"}`;
 }
 
 function relaxLine(part) {
@@ -79,6 +69,7 @@ function relaxLine(part) {
   return [part.part, part.change, fits, part.excludedDevices === null ? "–" : part.excludedDevices];
 }
 
+/** What would help, then what would not: whoever is called at night reads the first lines. */
 function planList(plan) {
   const list = make("dl");
   const entry = (title, ...parts) => {
@@ -86,15 +77,25 @@ function planList(plan) {
     value.append(...parts);
     list.append(make("dt", title), value);
   };
-  if (plan.largestClaim) entry("Largest such claim that fits now", many(plan.largestClaim.now, "device"));
-  if (plan.fits || plan.error) return list;
-  entry("Free holders", ...freeParts(plan.free));
-  entry("Move holders", ...moveParts(plan.move));
-  for (const nodes of plan.addNodes) entry(`More nodes like ${nodes.like}`, nodesText(nodes));
-  if (plan.relax.length) {
-    entry("Relax one part of the request",
-      planTable(["Part", "Change", "Fits then", "Devices excluded by it alone"], plan.relax.map(relaxLine)));
+  if (plan.fits || plan.error) {
+    if (plan.largestClaim) entry("Largest such claim that fits now", many(plan.largestClaim.now, "device"));
+    return list;
   }
+  if (plan.free.helps) entry("Free holders", ...freeParts(plan.free));
+  if (plan.move.helps) entry("Move holders", ...moveParts(plan.move));
+  for (const nodes of plan.addNodes.filter((n) => n.helps)) {
+    entry(`More nodes like ${nodes.like}`, `${nodes.number}${nodes.proven ? "" : ` (${proofOf(nodes)})`}`);
+  }
+  if (plan.relax.length) {
+    const lines = [...plan.relax].sort((a, b) => Number(Boolean(b.fits)) - Number(Boolean(a.fits)));
+    entry("Relax one part of the request",
+      planTable(["Part", "Change", "Fits then", "Devices excluded by it alone"], lines.map(relaxLine)));
+  }
+  if (plan.largestClaim) entry("Largest such claim that fits now", plan.largestClaim.now ? many(plan.largestClaim.now, "device") : "none");
+  const others = [["freeing holders", plan.free], ["moving holders", plan.move], ...plan.addNodes.map((n) => [`more nodes like ${n.like}`, n])];
+  const named = (helps) => others.filter(([, answer]) => answer.helps === helps).map(([what]) => what).join("; ");
+  if (named(false)) entry("Does not help", named(false));
+  if (named(null)) entry("Not found to help (not proven that it does not)", named(null));
   if (plan.never) entry("Never", `no change of these kinds makes it fit. With every holder gone: ${plan.never}`);
   if (plan.unfinished.length) entry("Not finished in time", [...new Set(plan.unfinished)].join(", "));
   return list;

@@ -1,13 +1,8 @@
 // What the controller has told: pools with their devices, by node; what waits; nodes in trouble.
 
+import { bytes } from "./dom.js";
+
 export const STATES = ["unhealthy", "shared", "allocated", "blocked", "free"];
-
-const BINARY = { "": 1, k: 1e3, M: 1e6, G: 1e9, T: 1e12, P: 1e15, Ki: 2 ** 10, Mi: 2 ** 20, Gi: 2 ** 30, Ti: 2 ** 40, Pi: 2 ** 50 };
-
-export function bytes(quantity) {
-  const found = /^([0-9.]+)([A-Za-z]*)$/.exec(quantity || "");
-  return found && BINARY[found[2]] ? Number(found[1]) * BINARY[found[2]] : 0;
-}
 
 class Device {
   constructor(pool, raw) {
@@ -75,6 +70,8 @@ class NodeState {
 const byName = new Intl.Collator("en", { numeric: true });
 export const compareNames = byName.compare;
 
+const TOLD = ["pools", "nodes", "waiting", "waitingTotal", "nodeCount", "troubles", "sorted", "dirty", "claimsKept", "standby", "at"];
+
 export class Store extends EventTarget {
   constructor() {
     super();
@@ -82,6 +79,7 @@ export class Store extends EventTarget {
     this.complete = false;
     this.standby = "";
     this.at = 0;
+    this.next = null;             // what is told anew after the connection was lost, until it is complete
   }
 
   clear() {
@@ -97,10 +95,17 @@ export class Store extends EventTarget {
   }
 
   apply(change) {
-    if (change.first) {
-      this.clear();
-      this.complete = false;
+    // What is shown stays until there is all of what takes its place: whoever reads does not lose the place.
+    if (change.first) this.next = this.complete ? new Store() : null;
+    if (this.next) {
+      this.next.apply({ ...change, first: false });
+      if (!change.complete) return;
+      for (const name of TOLD) this[name] = this.next[name];
+      this.next = null;
+      this.dispatchEvent(new Event("change"));
+      return;
     }
+    if (change.first) this.clear();
     this.standby = change.standby;
     for (const pool of change.pools) this.putPool(pool);
     for (const [driver, pool] of change.gone) this.removePool(`${driver}/${pool}`);
@@ -192,19 +197,30 @@ export class Store extends EventTarget {
 }
 
 const FIELDS = {
-  node: (d) => d.node, device: (d) => d.name, model: (d) => d.model, type: (d) => d.type, state: (d) => d.state,
+  node: (d) => d.node, device: (d) => d.name, model: (d) => d.model, type: (d) => d.type,
+  // A device of which parts are allocated is allocated, too.
+  state: (d) => (d.state === "shared" ? "shared allocated" : d.state),
   ns: (d) => d.holders.map((h) => h.claim.split("/")[0]).join("\n"),
   claim: (d) => d.holders.map((h) => h.claim).join("\n"),
   pod: (d) => d.holders.flatMap((h) => h.pods).join("\n"),
   health: (d) => d.severity || "healthy", activity: (d) => d.activity || "unknown", driver: (d) => d.driver,
 };
 
+/** The words of a filter, each with the field that it looks at; "…" holds several together. */
+function parts(query) {
+  const words = query.toLowerCase().match(/(?:[a-z]+:)?"[^"]*"|\S+/g) || [];
+  return words.map((quoted) => {
+    const word = quoted.replaceAll('"', "");
+    const [, name, value] = /^([a-z]+):(.*)$/.exec(word) || [];
+    return { word, name, value };
+  }).filter(({ word }) => word);
+}
+
 /** A filter of devices: all words must be there; name:value looks at one field. null: everything matches. */
 export function deviceFilter(query, labelOf) {
-  const words = query.toLowerCase().split(/\s+/).filter(Boolean);
+  const words = parts(query);
   if (!words.length) return null;
-  const tests = words.map((word) => {
-    const [, name, value] = /^([a-z]+):(.*)$/.exec(word) || [];
+  const tests = words.map(({ word, name, value }) => {
     if (name && FIELDS[name]) return (d) => FIELDS[name](d).toLowerCase().includes(value);
     if (name === "group") return (d) => labelOf(d.node).toLowerCase().includes(value);
     return (d) => d.text.includes(word) || labelOf(d.node).toLowerCase().includes(word);
@@ -214,10 +230,9 @@ export function deviceFilter(query, labelOf) {
 
 /** The same for rows that are plain texts. */
 export function textFilter(query, fields) {
-  const words = query.toLowerCase().split(/\s+/).filter(Boolean);
+  const words = parts(query);
   if (!words.length) return null;
-  return (row) => words.every((word) => {
-    const [, name, value] = /^([a-z]+):(.*)$/.exec(word) || [];
+  return (row) => words.every(({ word, name, value }) => {
     if (name && fields[name]) return fields[name](row).toLowerCase().includes(value);
     return fields.text(row).toLowerCase().includes(word);
   });

@@ -1,7 +1,8 @@
 // Tables that can be sorted, and of which only the rows in view exist: 40,000 devices scroll like ten.
-import { make, nest, number, put } from "./dom.js";
+import { arrange, make, nest, number, put } from "./dom.js";
 
 const NOTHING = "–";
+const MOST_NAMES = 3;
 const AHEAD = 12;                 // rows beyond what is in view
 
 export function parseSort(text, columns, fallback) {
@@ -54,7 +55,7 @@ export class Table {
     this.range = [0, 0];
     this.head = make("thead");
     this.body = make("tbody");
-    this.above = nest("tr", { class: "spacer", "aria-hidden": "true" }, make("td", undefined, { colspan: String(columns.length) }));
+    this.above = nest("tr", { class: "spacer", "aria-hidden": "true" }, make("td"));
     this.below = this.above.cloneNode(true);
     this.table = nest("table", { class: `grid list-${name}` }, make("caption", caption, { class: "hidden" }), this.head, this.body);
     this.empty = make("p", "", { class: "state", hidden: true });
@@ -116,22 +117,18 @@ export class Table {
     if (!all && covered) return;
     this.range = [first, last];
     const kept = new Map();
-    let next = this.above.nextSibling;
     for (let i = first; i < last; i += 1) {
       const row = this.rows[i];
       const id = this.id(row);
       const element = this.made.get(id) || this.make();
       kept.set(id, element);
-      this.made.delete(id);
       element.line.setAttribute("aria-rowindex", String(i + 2));
       if (all || element.row !== row) {
         this.columns.forEach((column, c) => column.draw(row, element.cells[c]));
         element.row = row;
       }
-      if (element.line === next) next = next.nextSibling;
-      else this.body.insertBefore(element.line, next);
     }
-    for (const { line } of this.made.values()) line.remove();
+    arrange(this.body, [this.above, ...[...kept.values()].map(({ line }) => line), this.below]);
     this.made = kept;
     this.above.firstChild.style.height = `${first * height}px`;
     this.below.firstChild.style.height = `${(this.rows.length - last) * height}px`;
@@ -174,10 +171,22 @@ export function drawLink(cell, text, href) {
   if (link.getAttribute("href") !== href) link.setAttribute("href", href);
 }
 
-export function drawText(cell, text) {
+export function drawText(cell, text, title = text) {
   put(cell, text);
-  if (cell.title !== text) cell.title = text;
+  if (cell.title !== title) cell.title = title;
   cell.classList.toggle("nothing", text === NOTHING);
+}
+
+/** A cell with names, most of them as links: [text, href]. */
+export function drawLinks(cell, names) {
+  const told = JSON.stringify(names);
+  if (cell.told === told) return;
+  cell.told = told;
+  cell.title = names.map(([text]) => text).join(", ");
+  cell.classList.toggle("nothing", !names.length);
+  const parts = names.slice(0, MOST_NAMES).flatMap(([text, href], i) => [i ? ", " : "", href ? make("a", text, { href }) : text]);
+  if (names.length > MOST_NAMES) parts.push(` and ${number(names.length - MOST_NAMES)} more`);
+  cell.replaceChildren(...(parts.length ? parts : [NOTHING]));
 }
 
 export const told = (shown, total, what) => (shown === total ? `${number(total)} ${what}` : `${number(shown)} of ${number(total)} ${what}`);

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +18,7 @@ import pytest
 from browser import BROWSER, Page, browsing
 from fake_client import FakeClient
 from page_fleet import DRIVER, EVIL, Shown, fleet_of, holding, shown, waiting
+from page_steps import go, press, run, screen
 from paths import PROJECT
 
 from controller.web import CurrentFeed, Feed, Past, serve
@@ -60,42 +60,6 @@ def cluster_with_long_names() -> FakeClient:
     cluster.put(NODES, builders.node(node, labels={"example.com/rack": "r" * 63}))
     cluster.put(RESOURCE_SLICES, builders.resource_slice(node, device))
     return cluster
-
-
-def run(
-    folder: Path,
-    cluster: FakeClient,
-    scenario: Callable[[Page, Shown], Awaitable[None]],
-    path: str = "#/fleet",
-) -> None:
-    async def main() -> None:
-        async with (
-            asyncio.timeout(240),
-            shown(cluster) as page_of,
-            browsing(folder, page_of.url + path) as page,
-        ):
-            await page.until("document.getElementById('connection')?.dataset.state === 'live'")
-            await scenario(page, page_of)
-            assert page.complaints == []
-
-    asyncio.run(main())
-
-
-async def screen(page: Page, width: int, height: int = 800, *, dark: bool = False) -> None:
-    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
-    await page.call("Emulation.setDeviceMetricsOverride", **size)
-    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-    await page.call("Emulation.setEmulatedMedia", features=[scheme])
-
-
-async def go(page: Page, path: str) -> None:
-    """Show a view, and wait until it is drawn."""
-    await page.evaluate(f"location.hash = {json.dumps(path)}")
-    await page.until(
-        "document.querySelector('main h1') && !document.querySelector('main').innerText.includes('Loading')"
-        f" && location.hash === {json.dumps(path)}"
-    )
-    await page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 BOXES = """(() => {
@@ -245,12 +209,6 @@ def test_hostile_texts_are_text_everywhere(tmp_path: Path) -> None:
         page.complaints.clear()
 
     run(tmp_path, cluster, scenario)
-
-
-async def press(page: Page, key: str, code: int, text: str = "") -> None:
-    for kind in ("keyDown", "keyUp"):
-        more = {"text": text} if text and kind == "keyDown" else {}
-        await page.call("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code, **more)
 
 
 def test_everything_is_reached_by_keys(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from fake_client import FakeClient
 from controller.app import Controller
 from controller.config import ControllerConfig
 from controller.web import CurrentFeed, serve
+from controller.web.feed import MOST_WAITING
 from controller.web.objects import MOST_ROWS
 from dra_driver.api.core import NODES, PODS
 from dra_driver.api.resource import RESOURCE_CLAIMS
@@ -90,15 +91,18 @@ def test_each_object_has_its_facts_its_tables_and_its_history() -> None:
 
         status, answer = await ask(f"/fleet/object?device={device['name']}")
         assert (status, dict(answer["facts"])["State"]) == (200, "allocated")
-        assert section(answer, "Who holds it")[0][0] == {"kind": "claim", "name": f"{NS}/c"}
+        holder = {"kind": "claim", "name": f"{NS}/c"}
+        assert section(answer, "Who holds it")[0][0] == holder
         assert answer["history"][-1]["text"] == f"allocated to claim {NS}/c"
 
         status, answer = await ask(f"/fleet/object?pod={NS}/p")
         assert (status, dict(answer["facts"])["Priority"]) == (200, "5")
-        assert section(answer, "Claims")[0][1:3] == [{"kind": "claim", "name": f"{NS}/c"}, "allocated"]
+        assert section(answer, "Claims")[0][1:] == [holder, "allocated", [device]]
 
         status, answer = await ask("/fleet/object?node=n1")
-        assert (status, len(section(answer, "Devices"))) == (200, 2)
+        assert (status, [row[3] for row in section(answer, "Devices")]) == (200, [[], [holder]])
+        assert dict(answer["facts"])["Devices"] == "2: 1 free, 1 allocated"
+        assert answer["history"][-1]["text"] == f"gpu-1: allocated to claim {NS}/c"
 
         # What is gone is known for its history alone.
         cluster.remove(PODS, "p", NS)
@@ -149,6 +153,61 @@ def test_what_is_long_is_cut_and_what_is_much_is_counted() -> None:
         assert (len(labels["rows"]), labels["more"]) == (MOST_ROWS, 10)  # and kubernetes.io/hostname
         _, answer = await ask(f"/fleet/object?claim={NS}/long")
         assert len(section(answer, "Requests")[0][4]) == 1024
+
+    run(scenario, cluster)
+
+
+def test_what_is_taken_of_a_device_and_by_whom() -> None:
+    cluster = cluster_of(n1=(80,))
+    share: dict[str, Any] = {"shareID": "s", "consumedCapacity": {"memory": "20Gi", "multiprocessors": "0"}}
+    users = [{"resource": "pods", "name": f"p{i:02}", "uid": f"p{i}"} for i in range(40)]
+    users += [{"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "g", "uid": "g"}]
+    status = {**builders.allocation(builders.result("n1", "gpu-0", **share)), "reservedFor": users}
+    cluster.put(RESOURCE_CLAIMS, builders.claim("c", namespace=NS, status=status))
+
+    async def scenario(ask: Ask) -> None:
+        _, answer = await ask(f"/fleet/object?device={OURS}/n1/gpu-0")
+        [[_, _, pods, taken]] = section(answer, "Who holds it")
+        assert taken == "memory 20Gi"
+        assert len(pods) == 33
+        assert pods[:2] == [{"kind": "pod", "name": f"{NS}/p00"}, {"kind": "pod", "name": f"{NS}/p01"}]
+        assert pods[32] == "and 9 more"  # the PodGroup, which has no page, among them
+
+    run(scenario, cluster)
+
+
+def test_a_claim_says_why_it_waits() -> None:
+    cluster = cluster_of(n1=(40,))
+    claim(cluster, "c", request(memory="500Gi"))
+    pod(cluster, "p", "c")
+
+    async def scenario(ask: Ask) -> None:
+        answer = await until(
+            ask, f"/fleet/object?claim={NS}/c", lambda a: "500Gi" in dict(a["facts"]).get("Why it waits", "")
+        )
+        assert dict(answer["facts"])["State"] == "waits"
+
+    run(scenario, cluster)
+
+
+def test_a_filter_looks_through_all_that_waits() -> None:
+    cluster = cluster_of(n1=(40,))
+    for i in range(MOST_WAITING + 30):
+        claim(cluster, f"c{i:03}", request(memory="500Gi"))
+        pod(cluster, f"p{i:03}", f"c{i:03}", priority=MOST_WAITING - i)
+
+    async def scenario(ask: Ask) -> None:
+        total = MOST_WAITING + 30
+        await until(ask, "/fleet", lambda a: a["waitingTotal"] == total)
+        status, answer = await ask(f"/fleet/waiting?q=p{total - 1}")
+        assert (status, answer["total"], answer["of"]) == (200, 1, total)
+        assert [w["pods"] for w in answer["waiting"]] == [[f"p{total - 1}"]]
+        _, answer = await ask(f"/fleet/waiting?q=ns:{NS}")
+        assert (len(answer["waiting"]), answer["total"]) == (MOST_WAITING, total)
+        assert answer["waiting"][0]["pods"] == ["p000"]  # the most urgent one
+        assert (await ask("/fleet/waiting?q=pod:none"))[1]["total"] == 0
+        for query in ("", "?x=1", "?q=a&q=b", "?q=a&x=1", "?q=" + "x" * 600):
+            assert (await ask(f"/fleet/waiting{query}"))[0] == 400, query
 
     run(scenario, cluster)
 
@@ -245,7 +304,9 @@ def test_every_replica_serves_the_page() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("path", ["/fleet/labels", "/fleet/object?node=n1", "/fleet/trend"])
+@pytest.mark.parametrize(
+    "path", ["/fleet/labels", "/fleet/object?node=n1", "/fleet/trend", "/fleet/waiting?q=x"]
+)
 def test_with_rbac_it_is_for_those_who_may_see_the_fleet(path: str) -> None:
     async def status_of(host: str) -> int:
         rbac = serving(cluster_of(n1=(40,)), web_host=host, http_authorization="rbac")
