@@ -133,5 +133,10 @@ export function drawPlan(cell, pod, again) {
     parts.push(foot);
   }
   cell.setAttribute("aria-busy", String(Boolean(answer.loading)));
+  const focused = cell.contains(document.activeElement);
   cell.replaceChildren(...parts);
+  if (!focused) return;
+  // Who asked again by keyboard goes on from here.
+  cell.tabIndex = -1;
+  (foot.querySelector("button") || cell).focus({ preventScroll: true });
 }

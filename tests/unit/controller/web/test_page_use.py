@@ -305,6 +305,21 @@ def test_a_plan_says_first_what_helps(width: int, tmp_path: Path) -> None:
     run(tmp_path, fleet_of(4), scenario, plan=json.dumps(PLAN).encode())
 
 
+def test_who_asks_for_a_plan_by_keyboard_goes_on_from_there(tmp_path: Path) -> None:
+    focused = "document.activeElement.textContent"
+
+    async def scenario(page: Page, _: Shown) -> None:
+        await go(page, "#/pod/serving/chat-large-0")
+        await page.until("document.querySelector('.plan button') !== null")
+        await page.evaluate("document.querySelector('.plan button').focus()")
+        for _again in range(2):
+            await press(page, "Enter", 13, "\r")
+            await page.until(f"document.querySelector('.plan dt') !== null && {focused} === 'Ask again'")
+            await page.evaluate("document.querySelector('.plan dl').remove()")
+
+    run(tmp_path, fleet_of(4), scenario, plan=json.dumps(PLAN).encode())
+
+
 def test_the_focus_stays_while_the_page_follows_the_cluster(tmp_path: Path) -> None:
     cluster = with_node_of_its_own()
     focused = "document.activeElement.textContent"
