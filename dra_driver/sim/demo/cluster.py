@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -16,6 +17,9 @@ MAX_NODES: Final = 64
 _EXAMPLES: Final = {"dra-driver.dev/examples": "true"}
 _EXTENDED: Final = NodeConfig("l4x4", labels={"dra-driver.dev/examples": "extended-resources"})
 _NICS: Final = "dgx-h100-nics"
+# By which the page groups nodes.
+_RACK: Final = "topology.kubernetes.io/rack"
+_NODES_OF_A_RACK: Final = 2
 
 _NODES: Final = (
     NodeConfig("dgx-h100", nics=_NICS, labels=_EXAMPLES),
@@ -52,4 +56,9 @@ def demo_cluster(
     else:
         more = tuple(NodeConfig(p, labels=_EXAMPLES) for p in _MORE)
         kinds = (_NODES if count >= DEFAULT_NODES else _FEW) + more * count
-    return ClusterConfig(profiles=tuple(islice(kinds, count)), kubeconfig=kubeconfig)
+    profiles = tuple(_in_rack(i, kind) for i, kind in enumerate(islice(kinds, count)))
+    return ClusterConfig(profiles=profiles, kubeconfig=kubeconfig)
+
+
+def _in_rack(i: int, node: NodeConfig) -> NodeConfig:
+    return replace(node, labels={**node.labels, _RACK: f"r{i // _NODES_OF_A_RACK + 1}"})

@@ -227,6 +227,8 @@ def test_the_nodes_of_the_demo() -> None:
     assert profiles(DEFAULT_NODES + 1)[:-1] == profiles()
     assert demo_cluster().drivers == ("gpu.dra-driver.dev", "rdma.dra-driver.dev")
     assert demo_cluster(1, "t4x2").drivers == ("gpu.dra-driver.dev",)
+    racks = [n.labels["topology.kubernetes.io/rack"] for n in demo_cluster().nodes]
+    assert racks == ["r1", "r1", "r2", "r2", "r3", "r3"]
 
 
 @pytest.mark.sim
