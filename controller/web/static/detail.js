@@ -86,7 +86,7 @@ export function heldSpans(page) {
 
 function drawStrip(page) {
   const { from, spans, claims } = heldSpans(page);
-  const span = Math.max(60, page.now - from);
+  const span = Math.max(1, page.now - from);
   const at = (time) => (100 * (Math.max(time, from) - from)) / span;
   const picture = svg("svg", { viewBox: "0 0 100 10", preserveAspectRatio: "none", class: "strip", "aria-hidden": "true" },
     svg("rect", { x: 0, y: 0, width: 100, height: 10, class: "track" }));

@@ -9,6 +9,7 @@ import { ask } from "./stream.js";
 import { told } from "./table.js";
 
 const LABELS_AGAIN = 60000;
+const LABELS_OF_NEW = 12000;      // the controller gives the same answer for 10 seconds
 const TREND_AGAIN = 60000;
 // Labels by which fleets are looked at, the likeliest first.
 const USUAL = [/rack/i, /(^|[./-])(block|row|pod|unit|domain|clique|fabric)s?$/i, /topology\.kubernetes\.io\/zone$/,
@@ -38,6 +39,7 @@ export class Fleet {
     this.store = store;
     this.title = "Fleet";
     this.keys = [];
+    this.wanted = "none";         // the label that is asked for
     this.labels = null;           // the value of the chosen label on each node
     this.trend = [];
     this.params = {};
@@ -85,6 +87,7 @@ export class Fleet {
 
   stop() {
     this.timers.forEach(clearInterval);
+    clearTimeout(this.again);
     this.map.stop();
     this.stopped = true;
   }
@@ -107,16 +110,30 @@ export class Fleet {
     return "none";
   }
 
-  async loadLabels() {
+  /** @param {number} nodes how many there were when it was decided to ask, if the answer surely knows them. */
+  async loadLabels(nodes) {
+    this.wanted = this.group();
     try {
       this.keys = await ask("fleet/labels");
-      const group = this.group();
+      const group = this.wanted = this.group();
       this.labels = group === "none" || group === "model" ? null : await ask(`fleet/labels?key=${encodeURIComponent(group)}`);
       this.labelled = group;
+      if (nodes !== undefined) this.labelledNodes = nodes;
     } catch {
       return;                     // asked again; what is known stays
     }
     if (!this.stopped) this.update(null);
+  }
+
+  /** Which label nodes are grouped by depends on how many there are; new ones have labels that are not known here. */
+  followLabels() {
+    if (this.group() !== this.wanted) this.loadLabels();
+    const nodes = this.store.nodes.size;
+    if (nodes === this.labelledNodes || this.again) return;
+    this.again = setTimeout(() => {
+      this.again = 0;
+      this.loadLabels(nodes);
+    }, LABELS_OF_NEW);
   }
 
   async loadTrend() {
@@ -129,9 +146,7 @@ export class Fleet {
   }
 
   route(params) {
-    const before = this.params;
     this.params = params;
-    if (before.group !== params.group) this.loadLabels();
     this.update(null);
   }
 
@@ -159,6 +174,7 @@ export class Fleet {
 
   update(dirty) {
     if (!this.root.isConnected) return;
+    this.followLabels();
     const layer = view(this.params.layer, this.store);
     const matches = this.matches(layer);
     const all = this.store.ordered();
@@ -200,7 +216,8 @@ export class Fleet {
   groupsOf(nodes) {
     if (!nodes.length) return [];
     const group = this.group();
-    if (group === "none") return groupNodes(nodes, null, "");
+    const unknown = group !== "model" && group !== this.labelled;
+    if (group === "none" || unknown) return groupNodes(nodes, null, "");
     if (group === "model") return groupNodes(nodes, (n) => [...new Set(n.devices.map((d) => d.model))].sort(compareNames).join(", "), "no model");
     return groupNodes(nodes, (n) => this.labelOf(n.name), `without ${group}`);
   }

@@ -195,6 +195,29 @@ def test_the_map_shows_the_nodes_that_match(tmp_path: Path) -> None:
     run(tmp_path, cluster, scenario)
 
 
+def test_nodes_that_come_while_one_looks_are_grouped(tmp_path: Path) -> None:
+    """A page that was opened before the nodes were there, or before all of them had been told."""
+    cluster = FakeClient()
+    heads = "[...document.querySelectorAll('.map-head')].map((h) => h.textContent).join()"
+
+    async def scenario(page: Page, _: Shown) -> None:
+        await page.evaluate(
+            "window.heads = new Set(); new MutationObserver(() =>"
+            " document.querySelectorAll('.map-head').forEach((h) => window.heads.add(h.textContent)))"
+            ".observe(document, {childList: true, subtree: true})"
+        )
+        await page.until(f"{TEXT}.includes('No devices are published')")
+        for i in range(6):
+            cluster.put(NODES, builders.node(f"n{i}", labels={"example.com/rack": f"r{i // 2}"}))
+            device = builders.device("gpu-0", attributes={"model": "B200"})
+            cluster.put(RESOURCE_SLICES, builders.resource_slice(f"n{i}", device))
+        await page.until(f"{heads} === 'r02 nodes,r12 nodes,r22 nodes'", 40)
+        # Meanwhile they were not said to be without a label that they have.
+        assert not await page.evaluate("[...window.heads].some((h) => h.includes('without'))")
+
+    run(tmp_path, cluster, scenario)
+
+
 def with_node_of_its_own() -> FakeClient:
     """A fleet, and a node of which nothing is held but what a test lets be held."""
     cluster = fleet_of(4)
