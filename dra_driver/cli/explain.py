@@ -58,9 +58,9 @@ _EPILOG = """examples:
 exit status: 0 all fit or are allocated, 1 one does not, or its opaque parameters are wrong,
 2 the input is wrong, 3 no cluster can be read
 
-Parameters of a third party's driver are checked where its package is installed beside this command.
-Nothing is written. The taint by which the controller keeps kube-scheduler off its devices excludes
-nothing, in a cluster and in manifests."""
+Parameters of a third party's driver are checked if its package is installed beside this command.
+Nothing is written. The pools of both allocators count: the taint by which the controller keeps
+kube-scheduler off its devices is ignored, in a cluster and in manifests."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--system-namespace",
         default=SYSTEM_NAMESPACE,
         metavar="NS",
-        help="where the driver is installed: what its controller says of devices that are lent is read there",
+        help="namespace of the driver, where its controller reports which devices are lent",
     )
     what = parser.add_argument_group("what to answer")
     allocator_manifests.add_claim_argument(what)
@@ -305,6 +305,11 @@ def _missing(manifests: Manifests, pod: Pod) -> list[str]:
     return [used.entry for used in pod_claims(pod) if used.key not in there]
 
 
+def _waits(message: str) -> str:
+    """Return the message of a pod's condition as a line; some of these messages begin with the verb."""
+    return message if message.startswith("waits ") else f"waits: {message}"
+
+
 def _pods_report(
     manifests: Manifests, pods: Sequence[Pod], found: Sequence[Answer], lending: LendingShown | None
 ) -> Report:
@@ -314,7 +319,7 @@ def _pods_report(
     for pod in pods:
         lines = [f"runs on node {pod.spec.node_name}"] if pod.spec.node_name else []
         condition = waiting_condition(pod)
-        lines += [f"waits: {condition.get('message')}"] if condition is not None else []
+        lines += [_waits(str(condition.get("message") or ""))] if condition is not None else []
         lines += loan_sentences(manifests, pod, found, lending)
         lines += [row.sentence for row in preemptions if row.pod == str(pod.key)]
         if not any(True for _ in pod_claims(pod)):

@@ -7,13 +7,16 @@ terminals: what reads a pipe gets plain text, one row a line.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from dra_driver.cli.display.report import Cell, Line, Report, Style, Table, plain, printable
 
 if TYPE_CHECKING:
     import rich.console
+    import rich.padding
     import rich.table
+    import rich.text
 
 __all__ = ["is_terminal", "print_report", "rendered"]
 
@@ -30,6 +33,11 @@ _STYLES: Final[dict[Style, str]] = {
 _GAP: Final = 2
 # Characters of a column that is read at one look: a number, a state, a type.
 _SHORT: Final = 12
+# A column with more characters than this holds sentences. It gets lines of its own below each row where it
+# would otherwise be narrower than ``_READABLE``.
+_SENTENCE: Final = 60
+_READABLE: Final = 60
+_INDENT: Final = 4
 
 
 def is_terminal() -> bool:
@@ -65,29 +73,98 @@ def rendered(report: Report, console: rich.console.Console) -> None:
         for block in paragraph:
             if isinstance(block, Line):
                 console.print(rich.text.Text(printable(block.text), style=_STYLES[block.style]))
+            elif (long := _sentences(block, console.width)) is not None:
+                for line in _with_sentences_below(block, long):
+                    console.print(line)
+            elif (table := _table(block, console.width)) is not None:
+                console.print(table)
             else:
-                console.print(_table(block, console.width))
+                for line in _records(block):
+                    console.print(line)
 
 
-def _table(block: Table, width: int) -> rich.table.Table:
-    """Return a table that fits a width; numbers and other short words are not folded where there is room."""
-    import rich.table
+def _texts(block: Table) -> list[list[rich.text.Text]]:
+    """Return the cells of all rows with their styles."""
     import rich.text
 
-    rows = [[c if isinstance(c, Cell) else Cell(c) for c in row] for row in block.rows]
-    texts = [[printable(c.text) for c in row] for row in rows]
-    widest = [max(map(len, column)) for column in zip(block.header, *texts, strict=True)]
+    cells = [[c if isinstance(c, Cell) else Cell(c) for c in row] for row in block.rows]
+    return [[rich.text.Text(printable(c.text), style=_STYLES[c.style]) for c in row] for row in cells]
+
+
+def _widest(header: Sequence[str], rows: Sequence[Sequence[rich.text.Text]]) -> list[int]:
+    """Return the width of each column, in characters."""
+    return [max([len(name), *(len(row[i]) for row in rows)]) for i, name in enumerate(header)]
+
+
+def _sentences(block: Table, width: int) -> int | None:
+    """Return the column of sentences that is to be shown below each row; None if a table shows all well."""
+    if not block.rows:
+        return None
+    widest = _widest(block.header, _texts(block))
+    longest = max(range(len(widest)), key=widest.__getitem__)
+    others = sum(widest) - widest[longest] + _GAP * (len(widest) - 1)
+    room = width - others
+    if widest[longest] <= max(_SENTENCE, room) or room >= _READABLE or others > width:
+        return None
+    return longest
+
+
+def _with_sentences_below(block: Table, long: int) -> Iterator[rich.text.Text | rich.padding.Padding]:
+    """Yield the lines of a table, with one column below each row, indented and in the full width."""
+    import rich.padding
+    import rich.text
+
+    rows = _texts(block)
+    widths = _widest(block.header, rows)
+    rest = [i for i in range(len(widths)) if i != long]
+
+    def line(cells: Sequence[rich.text.Text]) -> rich.text.Text:
+        padded = []
+        for i in rest:
+            cell = cells[i].copy()
+            cell.pad_right(widths[i] - len(cell))
+            padded.append(cell)
+        joined = rich.text.Text(" " * _GAP).join(padded)
+        joined.rstrip()
+        return joined
+
+    yield line([rich.text.Text(name, style="bold") for name in block.header])
+    for cells in rows:
+        yield line(cells)
+        yield rich.padding.Padding(cells[long], (0, 0, 0, _INDENT))
+
+
+def _records(block: Table) -> Iterator[rich.text.Text | rich.padding.Padding]:
+    """Yield each row as its first cell and, indented below it, every header with its cell."""
+    import rich.padding
+    import rich.text
+
+    for first, *cells in _texts(block):
+        first.stylize("bold")
+        yield first
+        named = [rich.text.Text(f"{h} ").append_text(c) for h, c in zip(block.header[1:], cells, strict=True)]
+        if named:
+            yield rich.padding.Padding(rich.text.Text("  ").join(named), (0, 0, 0, _INDENT))
+
+
+def _table(block: Table, width: int) -> rich.table.Table | None:
+    """Return a table that fits a width, in which headers and numbers are whole; None if there is no room."""
+    import rich.table
+
+    rows = _texts(block)
+    widest = _widest(block.header, rows)
     least = [w if w <= _SHORT else len(h) for w, h in zip(widest, block.header, strict=True)]
     gap = _GAP if sum(widest) + _GAP * len(widest) <= width else 1
-    keeps = sum(least) + gap * len(least) <= width
+    if sum(least) + gap * len(least) > width:
+        return None
     table = rich.table.Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
     for name, most, enough in zip(block.header, widest, least, strict=True):
         table.add_column(
             name,
             overflow="fold",
-            no_wrap=keeps and most <= _SHORT,
-            min_width=enough if keeps else None,
+            no_wrap=most <= _SHORT,
+            min_width=enough,
         )
     for row in rows:
-        table.add_row(*(rich.text.Text(printable(c.text), style=_STYLES[c.style]) for c in row))
+        table.add_row(*row)
     return table

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import re
 import threading
 
 import builders
@@ -14,6 +15,7 @@ import work_counter
 
 from dra_driver.api import codec
 from dra_driver.api.core import Pod
+from dra_driver.api.names import ALLOCATED_CONDITION
 from dra_driver.api.resource import DeviceClass, ResourceClaim, ResourceSlice
 from dra_driver.cli.allocator.manifests import Manifests
 from dra_driver.cli.display.progress import Progress, shown_if_long
@@ -156,10 +158,45 @@ def test_headers_and_numbers_stay_whole_where_there_is_room() -> None:
     assert all(number in lines[1].split() for number in ("10008", "10001", "7", "0", "7.8Ti"))
 
 
-def test_columns_are_folded_where_there_is_no_room_for_all() -> None:
-    table = Table(NUMBERS, [("12345678", "12345678", "12345678", "12345678")])
-    text = on_terminal(((table,),), 20, {"NO_COLOR": "1", "TERM": "xterm"})
-    assert sum(c.isdigit() for c in text.replace("[1m", "").replace("[0m", "")) == 32
+def without_styles(text: str) -> list[str]:
+    return [line.rstrip() for line in re.sub(r"\x1b\[\d*m", "", text).splitlines()]
+
+
+def test_rows_become_paragraphs_where_not_even_the_headers_fit() -> None:
+    table = Table(NUMBERS, [("12345678", "1", Cell(2, "good"), "3"), ("4", "5", "6", "7")])
+    lines = without_styles(on_terminal(((table,),), 30, {"NO_COLOR": "1", "TERM": "xterm"}))
+    assert lines == [
+        "12345678",
+        "    ALLOCATED 1  FREE 2",
+        "    UNHEALTHY 3",
+        "4",
+        "    ALLOCATED 5  FREE 6",
+        "    UNHEALTHY 7",
+    ]
+
+
+def test_sentences_stand_below_their_row_where_their_column_would_be_narrow() -> None:
+    why = 'none selected by device.attributes["gpu.dra-driver.dev"].?model.orValue("") == "T4"'
+    table = Table(("CLAIM", "WHY", "NODES"), [("ns/c", why, "node1, node2, node3"), ("ns/d", "no class", "")])
+    narrow = without_styles(on_terminal(((table,),), 80, {"NO_COLOR": "1", "TERM": "xterm"}))
+    assert narrow == [
+        "CLAIM  NODES",
+        "ns/c   node1, node2, node3",
+        '    none selected by device.attributes["gpu.dra-driver.dev"].?model.orValue("")',
+        '    == "T4"',
+        "ns/d",
+        "    no class",
+    ]
+    wide = without_styles(on_terminal(((table,),), 120, {"NO_COLOR": "1", "TERM": "xterm"}))
+    assert wide[0].split() == ["CLAIM", "WHY", "NODES"]
+    assert len(wide) == 3
+
+
+@pytest.mark.parametrize("width", [10, 20, 40, 80])
+def test_a_table_without_rows_has_its_header(width: int) -> None:
+    report = ((Table(("A", "B"), []), Table(("A",), [("x",)])),)
+    lines = without_styles(on_terminal(report, width, {"NO_COLOR": "1", "TERM": "xterm"}))
+    assert [line.split() for line in lines] == [["A", "B"], ["A"], ["x"]]
 
 
 def test_colours_are_left_out_where_nobody_wants_them() -> None:
@@ -228,6 +265,21 @@ def test_claims_of_a_pod_that_are_not_there_yet_are_named() -> None:
     text = str(explained(manifests, [parse_target("pod/p"), parse_target("pod/q")], "ns"))
     assert "pod ns/p\nclaim c0: not there yet" in text
     assert "pod ns/q\nuses no ResourceClaim" in text
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        ("0 of 2 nodes: no devices", "waits: 0 of 2 nodes: no devices"),
+        ("waits for a node to be added: 0 of 2 nodes", "waits for a node to be added: 0 of 2 nodes"),
+    ],
+)
+def test_the_reason_of_a_pod_says_once_that_it_waits(message: str, line: str) -> None:
+    pod = pod_of("p", "c", "", "")
+    condition = {"type": ALLOCATED_CONDITION, "status": "False", "reason": "R", "message": message}
+    pod["status"] = {"conditions": [condition]}
+    text = str(explained(fleet(asking("c", "1Gi"), pods=(pod,)), [parse_target("pod/p")], "ns"))
+    assert text.splitlines()[1] == line
 
 
 def test_claims_that_ask_for_the_same_are_asked_about_once() -> None:
