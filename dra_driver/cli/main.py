@@ -8,13 +8,14 @@ libraries. Where 1 has a meaning for the subcommand, ``FAILURE`` is its exit sta
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import sys
 from collections.abc import Callable, Sequence
 
 import dra_driver
 from dra_driver.cli import common, completion
-from dra_driver.cli.display.helps import HelpFormatter
+from dra_driver.cli.display.helps import CommandsFormatter, HelpFormatter
 from dra_driver.cli.display.report import printable
 from dra_driver.errors import ConfigurationError, DraError, InvalidInput
 
@@ -62,6 +63,16 @@ COMMANDS = {
     ),
     "completion": ("completion", "a function for bash, zsh or fish that completes commands and flags"),
     "version": ("version", "the versions of the driver and of Python, and the Kubernetes API in use"),
+}
+
+# How --help groups them.
+GROUPS = {
+    "ask a cluster": ("status", "explain", "plan", "cel"),
+    "try without a cluster": ("demo", "allocate", "simulate"),
+    "look at this machine": ("devices", "cdi"),
+    "run a part of the driver": ("controller", "kubelet-plugin"),
+    "develop": ("sim", "fake-hardware", "bench"),
+    "this command": ("completion", "version"),
 }
 
 
@@ -125,10 +136,13 @@ def _parse(
         The arguments, the ``run`` of the subcommand, and the exit status of its failures.
     """
     parser = argparse.ArgumentParser(
-        prog=prog, description=_DESCRIPTION, epilog=_EPILOG.format(prog=prog), formatter_class=HelpFormatter
+        prog=prog,
+        description=_DESCRIPTION,
+        epilog=_EPILOG.format(prog=prog),
+        formatter_class=functools.partial(CommandsFormatter, groups=GROUPS),
     )
     parser.add_argument("--version", action="version", version=f"{prog} {dra_driver.__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    subparsers = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
     run, failure = None, 1
     command_parser = parser
     for name in commands:
@@ -143,6 +157,9 @@ def _parse(
                 # deploy/Dockerfile leaves it out.
                 sub.error("this image has no embedded cluster; install the package dra-driver")
             loaded.add_arguments(sub)
+            if sub.epilog:
+                # The examples are typed as the command was.
+                sub.epilog = sub.epilog.replace("\n  dra-driver ", f"\n  {prog} ")
             common.add_logging_arguments(
                 sub.add_argument_group("logging"), sub.get_default("log_level") or "info"
             )
@@ -151,6 +168,9 @@ def _parse(
             command_parser = sub
     if completion.completed_words() is not None:
         completion.complete(parser)
+    if not arguments:
+        parser.print_help(sys.stderr)
+        parser.exit(2)
     args, unknown = parser.parse_known_args(arguments)
     if unknown:
         # Print the usage of the subcommand, not that of the whole command.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import textwrap
+from collections.abc import Mapping, Sequence
 
-__all__ = ["HelpFormatter", "help_of"]
+__all__ = ["CommandsFormatter", "HelpFormatter", "help_of"]
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -19,9 +20,44 @@ class HelpFormatter(argparse.HelpFormatter):
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False, break_long_words=False)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        filled = super()._fill_text
-        paragraphs = text.split("\n\n")
-        return "\n\n".join(p if "\n  " in p else filled(p, width, indent) for p in paragraphs)
+        def filled(paragraph: str) -> str:
+            words = " ".join(paragraph.split())
+            return textwrap.fill(
+                words,
+                width,
+                initial_indent=indent,
+                subsequent_indent=indent,
+                break_on_hyphens=False,
+                break_long_words=False,
+            )
+
+        return "\n\n".join(p if "\n  " in p else filled(p) for p in text.split("\n\n"))
+
+
+class CommandsFormatter(HelpFormatter):
+    """A help formatter that lists subcommands in groups.
+
+    Args:
+        prog: name of the program.
+        groups: title → names of subcommands; a group of which the parser has none is left out.
+    """
+
+    def __init__(self, prog: str, groups: Mapping[str, Sequence[str]]) -> None:
+        super().__init__(prog)
+        self._groups = groups
+
+    def _format_action(self, action: argparse.Action) -> str:
+        if not isinstance(action, argparse._SubParsersAction):
+            return super()._format_action(action)
+        commands = {command.dest: command for command in action._get_subactions()}
+        parts = []
+        for title, names in self._groups.items():
+            if own := [commands[name] for name in names if name in commands]:
+                parts.append(f"{'':{self._current_indent}}{title}:\n")
+                self._indent()
+                parts += [self._format_action(command) for command in own]
+                self._dedent()
+        return self._join_parts(parts)
 
 
 def help_of(action: argparse.Action) -> str:

@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ import structlog
 import dra_driver
 from dra_driver.cli.common import configure_logging
 from dra_driver.cli.display.helps import HelpFormatter
-from dra_driver.cli.main import COMMANDS, kubectl_dra, main
+from dra_driver.cli.main import COMMANDS, GROUPS, kubectl_dra, main
 
 PROGRAM = Path(sys.executable).parent / "dra-driver"
 
@@ -147,6 +147,33 @@ def test_defaults_are_shown_as_people_type_them() -> None:
     ):
         assert words in shown
     assert shown.endswith("six; the default is one")
+
+
+def test_the_help_lists_every_command_in_one_group(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sorted(name for names in GROUPS.values() for name in names) == sorted(COMMANDS)
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    out = capsys.readouterr().out
+    assert "positional arguments" not in out
+    assert not re.search(r"\w-\n", out)
+    for name in COMMANDS:
+        assert len(re.findall(rf"^    {name}(?:\s|$)", out, re.MULTILINE)) == 1, name
+
+
+@pytest.mark.parametrize(("command", "prog"), [(main, "dra-driver"), (kubectl_dra, "kubectl dra")])
+def test_a_command_without_arguments_says_what_there_is(
+    command: Callable[[Sequence[str]], int], prog: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command([])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith(f"usage: {prog} ")
+    with pytest.raises(SystemExit):
+        command(["status", "--help"])
+    assert f"\n  {prog} status --by model" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", ["explain", "status", "cel", "plan"])
