@@ -14,6 +14,7 @@ from typing import TextIO, cast
 import structlog
 
 from dra_driver.cli.display.report import Table, plain
+from dra_driver.cli.display.terminal import print_report
 
 __all__ = [
     "add_cluster_arguments",
@@ -25,6 +26,7 @@ __all__ = [
     "configure_logging",
     "format_data",
     "print_data",
+    "print_table",
     "table",
     "whole_number",
 ]
@@ -178,6 +180,11 @@ def format_data(data: object, form: str) -> str:
     import yaml
 
     return str(yaml.safe_dump(data, sort_keys=False)).rstrip("\n")
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table that fits the terminal; in a pipe each row is one line."""
+    print_report([[Table(header, rows)]])
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

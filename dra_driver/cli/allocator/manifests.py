@@ -409,7 +409,7 @@ def run_allocate(
             snapshot = snapshot.with_allocated(snapshot.allocated.with_allocations(made))
     if output == "table":
         rows = [row for claim, outcome in outcomes for row in _rows(claim, outcome)]
-        print(common.table(("CLAIM", "REQUEST", "NODE", "DEVICE", "DETAILS"), rows))
+        common.print_table(("CLAIM", "REQUEST", "NODE", "DEVICE", "DETAILS"), rows)
     else:
         common.print_data({"claims": [plain_outcome(claim, outcome) for claim, outcome in outcomes]}, output)
     return 0 if all(isinstance(outcome, Allocated) for _, outcome in outcomes) else 1

@@ -149,7 +149,10 @@ def _list(documents: Sequence[_Document], output: str) -> int:
         return 0
     header = ("DEVICE", "CLAIM", "CDI VERSION", "FILE")
     rows = [tuple(map(_plain, d.values())) for d in devices]
-    print(common.table(header, rows) if rows else "No CDI devices.")
+    if rows:
+        common.print_table(header, rows)
+    else:
+        print("No CDI devices.")
     for b in broken:
         print(_plain(f"invalid: {b['file']}: {'; '.join(b['findings'])}"))
     return 0

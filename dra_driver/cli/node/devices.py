@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
             data["problems"] = problems
         common.print_data(data, args.output)
     elif devices:
-        print(_table(devices))
+        _print_table(devices)
     if not devices and not broken:
         lines = discovery.diagnostics(backends, sysfs_root=args.sysfs_root, dev_root=args.dev_root)
         # stdout has nothing but the data, so that a program can read it.
@@ -122,7 +122,7 @@ def _links(device: InventoryDevice) -> str:
     return " ".join(f"{link.count}x{link.peer}" for link in device.links) or "-"
 
 
-def _table(devices: Sequence[InventoryDevice]) -> str:
+def _print_table(devices: Sequence[InventoryDevice]) -> None:
     header = (
         "NAME",
         "MODEL",
@@ -151,4 +151,4 @@ def _table(devices: Sequence[InventoryDevice]) -> str:
                 " ".join(h.reason for h in device.health) or "ok",
             )
         )
-    return common.table(header, rows)
+    common.print_table(header, rows)
