@@ -35,6 +35,7 @@ from dra_driver.cli.overview.lending import LentRow, lending_blocks, lent_rows, 
 from dra_driver.cli.overview.rows import (
     NamespaceRow,
     Row,
+    activity,
     device_rows,
     fold_notes,
     fold_waiting,
@@ -77,7 +78,9 @@ _EPILOG = """examples:
   dra-driver status -n team                only what waits in a namespace
   dra-driver status --shape '8 gpu same nvlinkGroup'    how often a request still fits
 
-Memory is what claims hold of it, not what programs use. Equal reasons and notes are said once."""
+MEMORY is the memory that claims hold, of all that there is; it says nothing about what programs use. BUSY
+counts the devices on which something runs; it is there if nodes report it. Claims that wait for the same
+reason share a row, and so do equal notes."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,14 +101,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATTERN",
         help="only nodes whose names match, with * and ? (repeatable)",
     )
-    where.add_argument(
+    scope = where.add_mutually_exclusive_group()
+    scope.add_argument(
         "-n", "--namespace", default="", metavar="NS", help="only claims of this namespace; default: all"
+    )
+    scope.add_argument(
+        "-A", "--all-namespaces", action="store_true", help="claims of all namespaces, as without -n"
     )
     where.add_argument(
         "--system-namespace",
         default=SYSTEM_NAMESPACE,
         metavar="NS",
-        help="where the driver is installed: without --shape, the shapes of the installation (the chart's "
+        help="namespace of the driver; without --shape, the shapes of the installation (the chart's "
         f"controller.shapes, in the ConfigMap {REQUEST_SHAPES}) are counted",
     )
     shown = parser.add_argument_group("what is shown, and how")
@@ -409,7 +416,13 @@ def _devices(overview: Overview) -> Iterator[Sequence[Block]]:
     with_node = any(r.node for r in rows)
     # A state that no device is in takes no column, but for those that everybody looks for.
     states = [s for s in STATES if s in ("allocated", "free") or any(r.states[s] for r in rows)]
-    header = (*(["NODE"] if with_node else []), "MODEL", "TYPE", "DEVICES", *map(str.upper, states), "MEMORY")
+    with_activity = any(r.activity.known for r in rows)
+    header = (
+        *(["NODE"] if with_node else []),
+        *("MODEL", "TYPE", "DEVICES", *map(str.upper, states)),
+        *(["BUSY"] if with_activity else []),
+        "MEMORY",
+    )
     cells = [
         (
             *([r.node] if with_node else []),
@@ -417,6 +430,7 @@ def _devices(overview: Overview) -> Iterator[Sequence[Block]]:
             r.type,
             r.total,
             *(_state(s, r.states[s]) for s in states),
+            *([r.activity.busy if r.activity.known else "-"] if with_activity else []),
             r.memory,
         )
         for r in rows
@@ -425,7 +439,8 @@ def _devices(overview: Overview) -> Iterator[Sequence[Block]]:
     total = sum(r.total for r in rows)
     counts = ", ".join(f"{n} {s}" for s in STATES if (n := sum(r.states[s] for r in rows)))
     where = f"{overview.nodes_with_devices} of {overview.nodes} nodes"
-    yield [Line(f"{total} devices on {where}: {counts}", "strong"), Line(utilisation(rows))]
+    lines = [Line(f"{total} devices on {where}: {counts}", "strong"), Line(utilisation(rows))]
+    yield [*lines, *([Line(activity(rows))] if with_activity else [])]
 
 
 def _state(state: str, number: int) -> Cell:

@@ -13,10 +13,12 @@ from dra_driver.errors import InvalidQuantity
 from dra_driver.fleet import STATES, DeviceView, PoolView, WaitingClaim
 
 __all__ = [
+    "Activity",
     "Memory",
     "NamespaceRow",
     "Row",
     "WaitingRow",
+    "activity",
     "device_rows",
     "fold_notes",
     "fold_waiting",
@@ -57,7 +59,11 @@ class Memory:
             self.used += min(total, sum(_nano(h.share.get("memory", "")) for h in holders))
 
     def __str__(self) -> str:
-        return f"{_binary(self.used)} of {_binary(self.total)}" if self.total else "-"
+        if not self.total:
+            return "-"
+        used, total = _binary(self.used), _binary(self.total)
+        # The unit is written once where both have the same, so that the column stays narrow.
+        return f"{used.removesuffix('Gi') if total.endswith('Gi') else used}/{total}"
 
     @property
     def held(self) -> str:
@@ -83,6 +89,37 @@ def _binary(nano: int) -> str:
 
 
 @dataclass(slots=True)
+class Activity:
+    """Devices by what runs on them, as far as their nodes report it.
+
+    Attributes:
+        busy: devices on which something runs.
+        idle: devices on which nothing runs.
+        idle_allocated: those of ``idle`` that a claim holds.
+    """
+
+    busy: int = 0
+    idle: int = 0
+    idle_allocated: int = 0
+
+    def add(self, device: DeviceView) -> None:
+        """Add a device; one of which nothing is reported counts as neither."""
+        self.busy += device.activity == "busy"
+        self.idle += device.activity == "idle"
+        held = any(not h.admin for h in device.holders)
+        self.idle_allocated += device.activity == "idle" and held
+
+    @property
+    def known(self) -> int:
+        """The number of devices of which it is reported."""
+        return self.busy + self.idle
+
+    def data(self) -> dict[str, int]:
+        """Return the counts for JSON."""
+        return {"busy": self.busy, "idle": self.idle, "idleAllocated": self.idle_allocated}
+
+
+@dataclass(slots=True)
 class Row:
     """Devices of one model on one node, or on all nodes if ``node`` is empty."""
 
@@ -92,12 +129,13 @@ class Row:
     total: int = 0
     states: Counter[str] = field(default_factory=Counter)
     memory: Memory = field(default_factory=Memory)
+    activity: Activity = field(default_factory=Activity)
 
     def data(self) -> dict[str, Any]:
         """Return the row for JSON."""
         states = {state: self.states[state] for state in STATES}
         row = {"node": self.node, "model": self.model, "type": self.type, "total": self.total, **states}
-        return {**row, "memoryBytes": self.memory.data()}
+        return {**row, **self.activity.data(), "memoryBytes": self.memory.data()}
 
 
 @dataclass(slots=True)
@@ -150,6 +188,7 @@ def device_rows(views: Iterable[PoolView], by: str) -> tuple[Row, ...]:
             row.total += 1
             row.states[device.state] += 1
             row.memory.add(device)
+            row.activity.add(device)
     return tuple(row for _, row in sorted(rows.items()))
 
 
@@ -202,6 +241,17 @@ def named(names: Sequence[str], none: str = "-") -> str:
         return none
     more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def activity(rows: Iterable[Row]) -> str:
+    """Return how many devices are busy, of those that report it; empty if none does."""
+    counts = [r.activity for r in rows]
+    known = sum(a.known for a in counts)
+    if not known:
+        return ""
+    text = f"{sum(a.busy for a in counts)} of the {known} devices that report activity are busy"
+    idle = sum(a.idle_allocated for a in counts)
+    return f"{text}; {idle} of the idle ones {'is' if idle == 1 else 'are'} allocated"
 
 
 def utilisation(rows: Sequence[Row]) -> str:

@@ -31,9 +31,11 @@ from dra_driver.cli.display.report import Line
 from dra_driver.cli.explaining.targets import parse_target
 from dra_driver.cli.live import showing
 from dra_driver.cli.live.reading import Informers, Lister, Source
-from dra_driver.cli.overview.rows import fold_notes
+from dra_driver.cli.overview.rows import Memory, fold_notes
 from dra_driver.errors import Forbidden, InvalidInput
 from dra_driver.fleet import (
+    DeviceView,
+    Holder,
     LendingShown,
     LentToPod,
     PoolView,
@@ -274,13 +276,41 @@ def test_memory_and_its_use_are_told_and_states_without_devices_are_left_out() -
     put_claim(fake, "held", "gpu-0")
     fleet = asyncio.run(status.look(fake, [DRIVER]))
     table = status._text(fleet, "table")
-    assert "80Gi of 160Gi" in table
+    assert "80/160Gi" in table
     assert "33% of the memory is allocated: 80Gi of 240Gi" in table
     assert "UNHEALTHY" not in table.split("\n", maxsplit=1)[0]
     (row,) = json.loads(status._text(fleet, "json"))["namespaces"]
     assert (row["namespace"], row["devices"], row["memoryBytes"]) == ("ns", 1, 80 << 30)
     one = asyncio.run(status.look(fake, [DRIVER], nodes=["n2", "x*"]))
     assert "2 devices on 1 of 1 nodes: 2 free" in status._text(one, "table")
+
+
+def test_busy_devices_are_counted_where_nodes_report_activity() -> None:
+    fake = cluster()
+    assert "BUSY" not in status._text(asyncio.run(status.look(fake, [DRIVER])), "table")
+    fake.edit(
+        DEVICE_INVENTORIES,
+        f"n1.{DRIVER}",
+        {"status": {"activity": {"busy": ["gpu-3"], "idle": ["gpu-1", "gpu-2"]}}},
+    )
+    fleet = asyncio.run(status.look(fake, [DRIVER], by="model"))
+    table = status._text(fleet, "table").splitlines()
+    at = table[0].index("BUSY")
+    assert [line[at:].split()[0] for line in table[1:3]] == ["1", "-"]
+    assert "1 of the 3 devices that report activity are busy; 1 of the idle ones is allocated" in table
+    row = json.loads(status._text(fleet, "json"))["devices"][0]
+    assert (row["busy"], row["idle"], row["idleAllocated"]) == (1, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("held", "size", "text"),
+    [("", "80Gi", "0/80Gi"), ("80Gi", "80Gi", "80/80Gi"), ("512Mi", "512Mi", "512Mi/512Mi"), ("", "", "-")],
+)
+def test_memory_has_its_unit_once_where_it_is_the_same(held: str, size: str, text: str) -> None:
+    holders = (Holder("ns/c", "gpu"),) if held else ()
+    memory = Memory()
+    memory.add(DeviceView("gpu-0", "A", "gpu", size, "allocated", holders))
+    assert str(memory) == text
 
 
 def test_equal_reasons_and_notes_are_said_once() -> None:
