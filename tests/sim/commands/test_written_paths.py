@@ -26,6 +26,8 @@ PROGRAMS = Path(sys.executable).parent
 ON_THE_CLUSTER = ("ml-engineer", "platform-engineer", "operator")
 WITHOUT = ("driver-author", "contributor")
 SECONDS = 40.0
+# By these a make that runs the tests would hand its own flags to the make that a page tells to run.
+OF_MAKE = ("ARGS", "MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS")
 
 
 @dataclass(frozen=True)
@@ -63,12 +65,16 @@ def missing(shown: tuple[str, ...], output: str) -> str | None:
 
 
 def follow(page: str, folder: Path, environment: dict[str, str]) -> None:
-    """Do what a page says; what is not there yet is looked at again, as a reader would."""
+    """Do what a page says; what is not there yet is looked at again, as a reader would.
+
+    All is typed in one terminal: what a step exports holds for those after it.
+    """
+    exported: list[str] = []
     for step in steps(page):
         deadline = time.monotonic() + SECONDS
         while True:
             done = subprocess.run(
-                ["bash", "-e", "-o", "pipefail", "-c", step.commands.text],
+                ["bash", "-e", "-o", "pipefail", "-c", "\n".join([*exported, step.commands.text])],
                 cwd=folder,
                 env=environment,
                 stdout=subprocess.PIPE,
@@ -82,6 +88,7 @@ def follow(page: str, folder: Path, environment: dict[str, str]) -> None:
             time.sleep(1)
         assert done.returncode == 0, f"{step.commands}\n{done.stdout}"
         assert lacks is None, f"{step.commands}: {lacks!r} is not in\n{done.stdout}"
+        exported += re.findall(r"^export .*$", step.commands.text, re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -100,8 +107,11 @@ def test_a_reader_with_a_cluster_sees_what_the_page_shows(page: str, cluster: Pa
 
 @pytest.mark.parametrize("page", WITHOUT)
 def test_a_reader_with_a_checkout_sees_what_the_page_shows(page: str) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "KUBECONFIG"}
-    follow(page, PROJECT, {**environment, "PATH": f"{PROGRAMS}:{os.environ['PATH']}"})
+    left_out = {"KUBECONFIG", *OF_MAKE}
+    environment = {name: value for name, value in os.environ.items() if name not in left_out}
+    # Where the commands are is for the page to say.
+    folders = [folder for folder in os.environ["PATH"].split(":") if Path(folder) != PROGRAMS]
+    follow(page, PROJECT, {**environment, "PATH": ":".join(folders)})
 
 
 def test_every_page_is_followed() -> None:
