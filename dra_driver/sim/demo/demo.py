@@ -233,15 +233,15 @@ class Demo:
     async def _keep(self, cluster: EmbeddedCluster, good: bool) -> int:
         self._publish(good)
         self._print(f"The cluster stays until Ctrl-C or SIGTERM. Its files are in {cluster.root}. Try:")
-        self._print(f"    export KUBECONFIG={cluster.kubeconfig}")
+        self._print(f"    export KUBECONFIG={cluster.kubeconfig}{_path_of_commands()}")
         self._print("    dra-driver status; dra-driver explain pod/unsatisfiable -n dra-examples")
-        if self.options.web:
-            self._print(f"The page: http://127.0.0.1:{self.options.web}/")
         self._print("    kubectl get nodes,resourceslices,deviceclasses")
         self._print("    kubectl get pods,resourceclaims -A -o wide")
         self._print("    kubectl -n dra-examples logs gpu-32gi")
         self._print("    kubectl -n dra-examples describe pod unsatisfiable")
         self._print("    kubectl get deviceinventories -o yaml")
+        if self.options.web:
+            self._print(f"The page: http://127.0.0.1:{self.options.web}/")
         self.kept = 0 if good else 1
         while True:
             cluster.check()
@@ -308,6 +308,11 @@ def _device_node_findings(cluster: EmbeddedCluster, outcome: Outcome) -> list[st
             nodes = ", ".join(sorted(seen)) or "no device node"
             findings.append(f"container {name} sees {nodes} instead of {', '.join(sorted(wanted))}")
     return findings
+
+
+def _path_of_commands() -> str:
+    """Return what ``export`` takes so that the shell finds the commands; empty where it does already."""
+    return "" if shutil.which("dra-driver") else f" PATH={Path(sys.executable).parent}:$PATH"
 
 
 def _key(body: Mapping[str, Any]) -> ObjectKey:

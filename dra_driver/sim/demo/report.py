@@ -125,8 +125,8 @@ def _device(item: AllocatedDevice) -> str:
     amount = f"  {memory.value}" if memory is not None else ""
     if share is not None:
         amount = f"  {share} of{amount[1:]}"
-    looks = "  (looks on)" if item.result.admin_access else ""
-    return f"{item.result.device}  {_model(item)}{amount}{looks}"
+    admin = "  (admin access)" if item.result.admin_access else ""
+    return f"{item.result.device}  {_model(item)}{amount}{admin}"
 
 
 def _model(item: AllocatedDevice) -> str:
