@@ -4,7 +4,7 @@ Every module ``bench_NAME.py`` here and below has ``run() -> list`` of rows ``{"
 with ``baseline`` (what it is compared with, in the same unit, and ``baseline_of``: whose) where there is one.
 Rows go to ``build/bench.json``, into a table and into a picture, ``build/bench.svg``; ``ratio`` is value /
 baseline. With ``--docs`` those of the benchmarks that ran replace the ones in ``docs/performance.json``, and
-``docs/performance.svg`` is drawn anew.
+``docs/performance.svg`` and the tables of the allocator in ``docs/performance.md`` are made anew.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ sys.path[:0] = [
     for room in rooms
 ]
 
+import page_figures  # noqa: E402
 import plots  # noqa: E402
 
 
@@ -80,7 +81,7 @@ def _text(value: object) -> str:
 
 
 def renew(folder: Path, what: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """Write the figures and the picture of the page; those of benchmarks that were not run stay."""
+    """Write the figures, the picture and the tables of the page; benchmarks that were not run stay."""
     path = folder / "performance.json"
     named = {row["benchmark"] for row in rows}
     old = json.loads(path.read_text())["rows"] if path.exists() else []
@@ -90,6 +91,8 @@ def renew(folder: Path, what: dict[str, Any], rows: list[dict[str, Any]]) -> Non
     result = {"machine": what, "rows": all_rows}
     path.write_text(json.dumps(result, indent=2) + "\n")
     (folder / "performance.svg").write_text(plots.drawn(result))
+    page = folder / "performance.md"
+    page.write_text(page_figures.replaced(page.read_text(), result))
 
 
 def main() -> int:

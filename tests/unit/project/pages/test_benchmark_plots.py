@@ -1,4 +1,4 @@
-"""The picture of docs/performance.md is what ``make bench`` draws of the figures beside it."""
+"""Picture and tables of docs/performance.md are what ``make bench`` makes of the figures beside it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import pytest
+
 ROOT = Path(__file__).parents[4]
 sys.path.append(str(ROOT / "tests" / "benchmarks"))
 
+import page_figures  # noqa: E402
 import plots  # noqa: E402
 
 DOCS = ROOT / "docs"
@@ -31,6 +34,21 @@ def row(name: str, value: float, **more: Any) -> dict[str, Any]:
 def test_what_is_committed_is_what_is_drawn() -> None:
     result = json.loads((DOCS / "performance.json").read_text())
     assert (DOCS / "performance.svg").read_text() == plots.drawn(result), "run make bench ARGS=--docs"
+
+
+def test_the_tables_of_the_page_are_of_the_figures_of_the_picture() -> None:
+    result = json.loads((DOCS / "performance.json").read_text())
+    page = (DOCS / "performance.md").read_text()
+    assert page_figures.replaced(page, result) == page, "run make bench ARGS='allocator --docs'"
+    first = next(r for r in result["rows"] if r.get("baseline"))
+    assert f"| {first['value']:,.0f} | " in page
+    first["value"] *= 2
+    assert page_figures.replaced(page, result) != page
+
+
+def test_a_page_without_a_place_for_the_tables_is_refused() -> None:
+    with pytest.raises(ValueError, match="lacks"):
+        page_figures.replaced("# Performance", {"machine": MACHINE, "rows": []})
 
 
 def test_bars_are_as_long_as_their_values_say() -> None:
