@@ -46,11 +46,11 @@ PAGES = {
 }
 
 OBJECTS: dict[str, type[msgspec.Struct]] = {"DevicePolicy": DevicePolicy, "DeviceInventory": DeviceInventory}
-# Our kinds, and where it is said what they are for.
+# The driver's own kinds, and what a reader needs to know first.
 KINDS = {
-    "DevicePolicy": "What they do together: [DevicePolicy](../device-policy.md).",
-    "DeviceInventory": "Node agents write it, nobody else: what a node has (`spec`), and how it is with it "
-    "(`status`). How it becomes ResourceSlices: [concepts](../concepts.md).",
+    "DevicePolicy": "[DevicePolicy](../device-policy.md) describes what policies do, and how several work together.",
+    "DeviceInventory": "Each object describes the devices of one node (`spec`) and their state (`status`). The node "
+    "agent writes `spec`. [Concepts](../concepts.md) says how it becomes ResourceSlices.",
 }
 
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
@@ -73,6 +73,7 @@ def main() -> None:
     for picture in sorted((ROOT / "docs").rglob("*.webp")):
         pages[picture.relative_to(ROOT).as_posix()] = name = picture.relative_to(ROOT / "docs").as_posix()
         (out / name).write_bytes(picture.read_bytes())
+    write(out / "site.css", (ROOT / "docs" / "site.css").read_text(encoding="utf-8"))
     for source, page in pages.items():
         if source.endswith(".md"):
             write(out / page, linked((ROOT / source).read_text(encoding="utf-8"), source, page, pages))

@@ -50,7 +50,8 @@ def tables(result: Mapping[str, Any]) -> str:
 
 
 def _compared(pairs: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterator[str]:
-    yield "| claims per second | all devices free | 95 % taken | kube-scheduler, all free | 95 % taken |"
+    free, taken = "all devices free", "95 % taken"
+    yield f"| claims per second | {free} | {taken} | kube-scheduler, {free} | kube-scheduler, {taken} |"
     yield "| --- | --- | --- | --- | --- |"
     for kind, by_fill in pairs.items():
         rows = [by_fill["empty"], by_fill["95 % full"]]
@@ -67,6 +68,4 @@ def _listed(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _number(value: float) -> str:
     """Return a figure with the digits that a measurement on a shared machine is good for."""
-    if value >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.2g}" if value < 1 else f"{value:.3g}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
