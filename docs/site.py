@@ -48,9 +48,9 @@ PAGES = {
 OBJECTS: dict[str, type[msgspec.Struct]] = {"DevicePolicy": DevicePolicy, "DeviceInventory": DeviceInventory}
 # The driver's own kinds, and what a reader needs to know first.
 KINDS = {
-    "DevicePolicy": "[DevicePolicy](../device-policy.md) describes what policies do, and how several work together.",
-    "DeviceInventory": "Each object describes the devices of one node (`spec`) and their state (`status`). The node "
-    "agent writes `spec`. [Concepts](../concepts.md) says how it becomes ResourceSlices.",
+    "DevicePolicy": "[DevicePolicy](../device-policy.md) describes what policies do, and how they combine.",
+    "DeviceInventory": "Each object describes the devices of one node (`spec`) and their state (`status`). "
+    "The node agent writes `spec`. [Concepts](../concepts.md) says how it becomes ResourceSlices.",
 }
 
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")

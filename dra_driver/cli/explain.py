@@ -59,8 +59,8 @@ exit status: 0 all fit or are allocated, 1 one does not, or its opaque parameter
 2 the input is wrong, 3 no cluster can be read
 
 Parameters of a third party's driver are checked if its package is installed beside this command.
-Nothing is written. The pools of both allocators count: the taint by which the controller keeps
-kube-scheduler off its devices is ignored, in a cluster and in manifests."""
+Nothing is written. For a pod with the driver's scheduling gate the pools of the controller count, for
+others all pools: the taint by which the controller keeps kube-scheduler off its devices is ignored."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -268,7 +268,7 @@ def _pods(manifests: Manifests, targets: Sequence[Target], namespace: str) -> li
         of_target = pods_of(target, where, manifests.pods)
         if not of_target:
             what = f"no {target}" if target.kind == "Pod" else f"no pod of {target}"
-            raise InvalidInput(f"there is {what} in namespace {where}, or pods may not be read")
+            raise InvalidInput(f"there is {what} in namespace {where}")
         pods |= {pod.metadata.name: pod for pod in of_target}
     return list(pods.values())
 

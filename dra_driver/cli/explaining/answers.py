@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,8 +15,9 @@ from dra_driver.api.resource import Device, ResourceClaim
 from dra_driver.cli.allocator.manifests import Manifests, plain_outcome
 from dra_driver.cli.display.report import Block, Cell, Line, Report, Table
 from dra_driver.cli.explaining.parameters import NOTHING, ParameterFindings, parameter_findings
-from dra_driver.ownership import is_controller_taint
-from dra_driver.resourceclaim import for_scheduler, held_by
+from dra_driver.cli.explaining.usable_pools import UsablePools
+from dra_driver.ownership import PoolID, is_controller_taint
+from dra_driver.resourceclaim import for_scheduler, held_by, is_gated
 from dra_driver.structured import (
     Allocated,
     DeviceID,
@@ -25,6 +27,7 @@ from dra_driver.structured import (
     FoldedReason,
     NodePolicy,
     Outcome,
+    Snapshot,
     allocate,
     fold,
 )
@@ -81,23 +84,46 @@ def answers(
     """
     snapshot, users = manifests.snapshot(), manifests.users()
     devices = _devices(manifests)
+    usable = functools.cache(lambda: UsablePools.of(manifests.slices, policy))
     found = []
     # Of a Deployment's hundred claims one is asked about, because a refusal takes seconds in a large fleet.
     refused: dict[object, tuple[DoesNotFit, Folded]] = {}
     for claim in claims:
+        pods = users.get(claim.key, ())
         parameters = parameter_findings(claim, manifests.classes, kinds)
-        same = claim.status.allocation is None and refused.get(_asked(claim))
+        # The gate says that the controller allocates for the pod, and so from its own pools alone.
+        pools = usable() if claim.status.allocation is None and any(map(is_gated, pods)) else None
+        asked = _asked(claim), pools is None
+        same = claim.status.allocation is None and refused.get(asked)
         if same:
-            found.append(Answer(claim, same[0], users.get(claim.key, ()), same[1], parameters))
+            found.append(Answer(claim, same[0], pods, same[1], parameters))
             continue
-        outcome = allocate(snapshot, [claim], ignore_taint=is_controller_taint, policy=policy)
+        outcome = _ask(snapshot, claim, policy, pools)
         folded = None
         if isinstance(outcome, DoesNotFit):
             folded = fold(outcome.reasons, devices, all_drivers=all_drivers)
             if claim.status.allocation is None:
-                refused[_asked(claim)] = outcome, folded
-        found.append(Answer(claim, outcome, users.get(claim.key, ()), folded, parameters))
+                refused[asked] = outcome, folded
+        found.append(Answer(claim, outcome, pods, folded, parameters))
     return found
+
+
+def _ask(snapshot: Snapshot, claim: ResourceClaim, policy: NodePolicy, pools: UsablePools | None) -> Outcome:
+    """Ask the allocator about a claim: among all pools, or among those that the controller would use."""
+    everywhere = functools.partial(
+        allocate, snapshot, [claim], ignore_taint=is_controller_taint, policy=policy
+    )
+    if pools is None or not pools.withheld:
+        return everywhere()
+    outcome = everywhere(pools=pools.policies, withheld=pools.withheld)
+    if isinstance(outcome, DoesNotFit) and len(claim.spec.devices.requests or ()) > 1:
+        # Where only pools of both fit together, that is the answer: devices would have to be lent.
+        both = everywhere()
+        if isinstance(both, Allocated) and pools.mixes(
+            PoolID(r.driver, r.pool) for r in both.results[0].devices.results
+        ):
+            return both
+    return outcome
 
 
 def _asked(claim: ResourceClaim) -> object:

@@ -7,13 +7,14 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import TypeAlias
 
 from dra_driver.cli.display.progress import AFTER, Progress
 from dra_driver.cli.display.report import Line, Report, plain, printable
 from dra_driver.cli.display.terminal import is_terminal, print_report
 from dra_driver.cli.live.reading import Informers, Lister, Source
+from dra_driver.errors import DraError
 from dra_driver.ports import KubeClient
 
 __all__ = ["Shown", "add_watch_arguments", "print_shown", "show"]
@@ -66,12 +67,16 @@ async def show(
     While watching, informers keep up with the cluster; they report on stderr that the API server is away.
     """
     lister = Lister(client)
-    async with _progress(lister):
-        shown = await look(lister)
+    try:
+        async with _progress(lister):
+            shown = await look(lister)
+    except DraError:
+        # What is not there may only be out of sight.
+        _warn(lister.notes)
+        raise
     # On a terminal that is cleared for each picture, they are part of it.
     kept = [Line(f"warning: {n}", "warning") for n in lister.notes] if args.watch and is_terminal() else []
-    for note in [] if kept and not isinstance(shown, str) else lister.notes:
-        print(f"warning: {printable(note)}", file=sys.stderr)
+    _warn([] if kept and not isinstance(shown, str) else lister.notes)
     print_shown(_with(shown, kept), clear=args.watch)
     if not args.watch:
         return
@@ -87,6 +92,11 @@ async def show(
                 print_shown(_with(shown, kept), clear=True)
             await source.changed()
             await asyncio.sleep(args.interval)
+
+
+def _warn(notes: Iterable[str]) -> None:
+    for note in notes:
+        print(f"warning: {printable(note)}", file=sys.stderr)
 
 
 @contextlib.asynccontextmanager

@@ -15,7 +15,7 @@ import work_counter
 
 from dra_driver.api import codec
 from dra_driver.api.core import Pod
-from dra_driver.api.names import ALLOCATED_CONDITION
+from dra_driver.api.names import ALLOCATED_CONDITION, ALLOCATION_GATE
 from dra_driver.api.resource import DeviceClass, ResourceClaim, ResourceSlice
 from dra_driver.cli.allocator.manifests import Manifests
 from dra_driver.cli.display.progress import Progress, shown_if_long
@@ -291,6 +291,54 @@ def test_claims_that_ask_for_the_same_are_asked_about_once() -> None:
     different = work(*(f"{size}Gi" for size in range(1000, 1020)))
     same = work(*["1000Gi"] * 20)
     assert same < different / 4, (same, different)
+
+
+def two_allocators(pod: dict[str, object], *requests: dict[str, object]) -> Manifests:
+    """GPUs of the controller (n1) and of kube-scheduler (n2); NICs the other way round (n3, n1)."""
+    ours = builders.device("gpu-0", "40Gi", taints=[builders.PROTECTED])
+    slices = [
+        builders.resource_slice("n1", ours),
+        builders.resource_slice("n2", builders.device("gpu-0", "80Gi")),
+        builders.resource_slice("n1", builders.device("nic-0"), driver="nic.example.com"),
+        builders.resource_slice(
+            "n3", builders.device("nic-0", taints=[builders.PROTECTED]), driver="nic.example.com"
+        ),
+    ]
+    classes = [
+        builders.device_class("gpu", 'device.driver == "gpu.example.com"'),
+        builders.device_class("nic", 'device.driver == "nic.example.com"'),
+    ]
+    return Manifests(
+        slices=[codec.convert(ResourceSlice, s) for s in slices],
+        classes=[codec.convert(DeviceClass, c) for c in classes],
+        claims=[codec.convert(ResourceClaim, builders.claim("c", namespace="ns", requests=list(requests)))],
+        pods=[codec.convert(Pod, pod)],
+    )
+
+
+def gated(*gates: str) -> dict[str, object]:
+    pod = builders.pod("p", "c", namespace="ns")
+    pod["spec"]["schedulingGates"] = [{"name": gate} for gate in gates]
+    return pod
+
+
+def test_for_a_pod_with_our_gate_the_pools_of_kube_scheduler_do_not_count() -> None:
+    large = builders.request("gpu", memory="80Gi")
+    waits = explained(two_allocators(gated(ALLOCATION_GATE), large), [parse_target("pod/p")], "ns")
+    assert not waits.fits
+    assert "n2: its pool is allocated by kube-scheduler" in str(waits)
+    assert "memory below 80Gi; largest 40Gi" in str(waits)
+    for pod in (gated(), gated("kueue.x-k8s.io/admission")):
+        assert explained(two_allocators(pod, large), [parse_target("pod/p")], "ns").fits
+    small = builders.request("gpu", memory="8Gi")
+    fits = explained(two_allocators(gated(ALLOCATION_GATE), small), [parse_target("pod/p")], "ns")
+    assert "fits on node n1" in str(fits)
+
+
+def test_a_claim_over_pools_of_both_is_still_said_to_need_a_loan() -> None:
+    both = (builders.request("a"), builders.request("b", "nic"))
+    found = explained(two_allocators(gated(ALLOCATION_GATE), *both), [parse_target("pod/p")], "ns")
+    assert "only kube-scheduler can allocate both" in str(found)
 
 
 # --- loans --------------------------------------------------------------------------------------------------

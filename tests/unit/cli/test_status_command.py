@@ -382,6 +382,18 @@ def test_missing_rights_stay_in_sight_on_a_terminal_that_is_cleared() -> None:
     assert err.getvalue() == ""
 
 
+def test_what_may_not_be_read_is_said_even_if_nothing_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    async def looked(source: Source) -> showing.Shown:
+        await source.all(PODS, without="pods are not looked at")
+        raise InvalidInput("there is no Pod p in namespace ns")
+
+    with pytest.raises(InvalidInput):
+        asyncio.run(showing.show(denying(cluster(), "Pod"), looked, argparse.Namespace(watch=False)))
+    assert capsys.readouterr().err == (
+        "warning: may not list pods in the whole cluster: pods are not looked at\n"
+    )
+
+
 def test_informers_follow_what_could_be_read() -> None:
     async def main() -> None:
         fake = cluster()
