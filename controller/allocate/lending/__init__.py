@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from controller.allocate.lending.lender import Lender
 from controller.allocate.lending.limits import CounterPools, LoanLimits
-from controller.allocate.lending.pods import MOST_PODS, Ending, PodLoans, wants_loan
+from controller.allocate.lending.loan import Ending
+from controller.allocate.lending.pods import MOST_PODS, PodLoans, wants_loan
 from controller.allocate.lending.port import Loans
 from controller.allocate.lending.shares import SettledShares
 from controller.allocate.lending.shown import LendingStatus

@@ -19,7 +19,8 @@ from controller.allocate.decide import (
     has_no_node,
 )
 from controller.allocate.lending.limits import LoanLimits
-from controller.allocate.lending.pods import Ending, PodLoans
+from controller.allocate.lending.loan import Ending
+from controller.allocate.lending.pods import PodLoans
 from controller.allocate.reporting import AllocationReports
 from controller.allocate.wakeups import Wakeups
 from controller.allocate.writer import Writer

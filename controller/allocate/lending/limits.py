@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from controller.allocate.decide import Lend, PodID, is_finished
-from controller.allocate.lending.pods import Ending
+from controller.allocate.lending.loan import Ending
 from controller.allocate.signal import Signal
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey, Uid

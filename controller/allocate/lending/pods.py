@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,11 +14,11 @@ from controller.allocate.decide import (
     LentNode,
     PodID,
     Rank,
-    Report,
     claims_of,
     is_finished,
     report_of,
 )
+from controller.allocate.lending.loan import LOAN_SECONDS, Ending, NodeLoan, PodLoan, is_refused
 from controller.allocate.lending.port import Loans
 from controller.allocate.lending.shares import SettledShares
 from controller.allocate.signal import Signal
@@ -30,12 +29,12 @@ from dra_driver.api.resource import ResourceClaim, ResourceSlice
 from dra_driver.fleet import LentToPod
 from dra_driver.kube import Handler, Informer
 from dra_driver.kube.clock import rfc3339
-from dra_driver.ownership import MAX_RECALLED, PoolID, is_newer, units
+from dra_driver.ownership import MAX_RECALLED, PoolID, units
 from dra_driver.ports import Clock
 from dra_driver.publishing.loans import LoanState
 from dra_driver.resourceclaim import extended_resources, lacks_extended_claim, pod_claims
 
-__all__ = ["LOAN_SECONDS", "MOST_INSTEAD", "MOST_PODS", "Ending", "PodLoans", "wants_loan"]
+__all__ = ["MOST_INSTEAD", "MOST_PODS", "PodLoans", "wants_loan"]
 
 log = structlog.get_logger(__name__)
 
@@ -44,9 +43,6 @@ MOST_PODS: Final = 4
 
 MOST_INSTEAD: Final = 2
 """Of these, pods that the controller could serve itself: the others have nothing but loans."""
-
-LOAN_SECONDS: Final = 30.0
-"""For which kube-scheduler may use what is lent for a pod, from when it sees the pod."""
 
 VOLUME_SECONDS: Final = 100.0
 """Likewise where it waits for volumes to be made before it writes the claims."""
@@ -63,65 +59,6 @@ _INSTEAD_SECONDS: Final = 5.0
 # Devices that may still be lent below which a pod gets those of one node only.
 _SCARCE: Final = MAX_RECALLED // 2
 _BEFORE_OPEN: Final = (LoanState.NOTING, LoanState.UNTAINTING, LoanState.LENT)
-
-
-class Ending(enum.Enum):
-    """Why the loan for a pod is over."""
-
-    ALLOCATED = "allocated"
-    GONE = "gone"
-    TIMEOUT = "timeout"
-    REFUSED = "refused"
-    TAKEN = "taken"
-    INTERRUPTED = "interrupted"
-
-
-_Units = Mapping[PoolID, Mapping[str, frozenset[str]]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """What is lent for a pod on one node.
-
-    Attributes:
-        node: which one.
-        units: that are lent, with their devices, by pool.
-    """
-
-    node: str
-    units: _Units
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        names = (d for of_pool in self.units.values() for of_unit in of_pool.values() for d in of_unit)
-        return tuple(sorted(names))
-
-
-@dataclass(slots=True)
-class _PodLoan:
-    """What is lent for one pod.
-
-    Attributes:
-        pod: which one.
-        places: where it is lent still, the best node first.
-        nodes: where it was lent.
-        claims: of the pod.
-        since: monotonic time in seconds when it began.
-        seconds: for which kube-scheduler may use it.
-        opened: when kube-scheduler could see the pod and all devices; None: it cannot yet.
-        before: what kube-scheduler had reported about the pod by then.
-        nominated: resourceVersion of the pod with the nomination.
-    """
-
-    pod: PodID
-    places: list[_Place]
-    nodes: tuple[str, ...]
-    claims: frozenset[ObjectKey]
-    since: float
-    seconds: float = LOAN_SECONDS
-    opened: float | None = None
-    before: Report | None = None
-    nominated: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,19 +84,6 @@ def wants_loan(pod: Pod, claim_of: Callable[[ObjectKey], ResourceClaim | None]) 
     if pod.spec.node_name or not extended_resources(pod):
         return False
     return lacks_extended_claim(pod, claim_of)
-
-
-def _is_refused(loan: _PodLoan, pod: Pod) -> bool:
-    """Return whether kube-scheduler has failed with a pod since it sees it with its loan.
-
-    It clears the nomination when it fails, also where the report is the one that is there already.
-    """
-    report = report_of(pod)
-    if report is None or report.reason != "Unschedulable":
-        # After an error, perhaps about a decision of long before, kube-scheduler tries again by itself.
-        return False
-    cleared = not pod.status.nominated_node_name and is_newer(pod.metadata.resource_version, loan.nominated)
-    return cleared or report != loan.before
 
 
 class PodLoans:
@@ -204,7 +128,7 @@ class PodLoans:
         self._rank = rank
         self.ended: Signal[[PodID, tuple[str, ...], Ending]] = Signal()
         self._most = most
-        self._of: dict[Uid, _PodLoan] = {}
+        self._of: dict[Uid, PodLoan] = {}
         self._instead: set[Uid] = set()
         self._claims: Counter[ObjectKey] = Counter()
         self._rests: dict[Uid, _Rest] = {}
@@ -279,12 +203,12 @@ class PodLoans:
             return f"devices are lent for {len(self._of)} other pods; it is its turn after them", 0.0
         if any(c is not None and self._assume_cache.is_assumed(c) for c in self._known(pod)):
             return "a claim of the pod is being allocated", 1.0
-        places: list[_Place] = []
+        places: list[NodeLoan] = []
         for one in decision.nodes:
             if places and self._loans.room() < _SCARCE:
                 break
             place = self._lend(one, pod.spec.scheduler_name)
-            if isinstance(place, _Place):
+            if isinstance(place, NodeLoan):
                 places.append(place)
             elif not places:
                 return place
@@ -294,12 +218,12 @@ class PodLoans:
             self._next()
         return "", 0.0
 
-    def _lend(self, one: LentNode, to: str) -> _Place | tuple[str, float]:
+    def _lend(self, one: LentNode, to: str) -> NodeLoan | tuple[str, float]:
         """Begin to lend on one node to a scheduler, all or nothing; as ``begin`` where that is not done."""
         left = max((self._shares.left(p, d, to) for p, names in one.devices for d in names), default=0.0)
         if left > 0:
             return "kube-scheduler may not know yet who has which share of its devices", left
-        place = _Place(one.node, {pool: self._units(pool, names) for pool, names in one.devices})
+        place = NodeLoan(one.node, {pool: self._units(pool, names) for pool, names in one.devices})
         if not all(self._is_free(pool, names) for pool, names in place.units.items()):
             return "its devices are being allocated", 1.0
         begun: list[PoolID] = []
@@ -311,9 +235,9 @@ class PodLoans:
             begun.append(pool)
         return place
 
-    def _put(self, pod: Pod, places: list[_Place], decision: Lend) -> None:
+    def _put(self, pod: Pod, places: list[NodeLoan], decision: Lend) -> None:
         uid = pod.metadata.uid
-        self._of[uid] = loan = _PodLoan(
+        self._of[uid] = loan = PodLoan(
             PodID(pod.key, uid),
             places,
             tuple(place.node for place in places),
@@ -399,7 +323,7 @@ class PodLoans:
             return 0.0
         return left
 
-    def _judge(self, loan: _PodLoan, pod: Pod, now: float) -> tuple[Ending | None, float]:
+    def _judge(self, loan: PodLoan, pod: Pod, now: float) -> tuple[Ending | None, float]:
         if is_finished(pod) or pod.metadata.deletion_timestamp:
             return Ending.GONE, 0.0
         if pod.spec.node_name or self._has_devices(pod):
@@ -410,13 +334,13 @@ class PodLoans:
         if loan.opened is None:
             left = loan.since + _OPENING_SECONDS - now
             return (Ending.TIMEOUT, 0.0) if left <= 0 else (None, left)
-        refused = _is_refused(loan, pod)
+        refused = is_refused(loan, pod)
         left = loan.opened + (_REFUSED_SECONDS if refused else loan.seconds) - now
         if left > 0:
             return None, left
         return (Ending.REFUSED if refused else Ending.TIMEOUT), 0.0
 
-    def _leave(self, loan: _PodLoan) -> Ending | None:
+    def _leave(self, loan: PodLoan) -> Ending | None:
         """End the loan on nodes where it is of no use any more; return why, if none are left."""
         why: Ending | None = None
         for place in list(loan.places):
@@ -438,7 +362,7 @@ class PodLoans:
         """Yield the claims of a pod as they are known; None for those that are not."""
         return (self._assume_cache.get(u.key) if u.key is not None else None for u in pod_claims(pod))
 
-    def _is_taken(self, place: _Place, pod: Uid) -> bool:
+    def _is_taken(self, place: NodeLoan, pod: Uid) -> bool:
         """Return whether another pod has a device that was lent for this one."""
         return any(
             self._is_of_another(ObjectKey(*holder.split("/", 1)), pod)
@@ -453,21 +377,21 @@ class PodLoans:
         claim = self._assume_cache.get(key)
         return claim is not None and all(user.uid != pod for user in claim.status.reserved_for)
 
-    def _is_lent(self, place: _Place) -> bool:
+    def _is_lent(self, place: NodeLoan) -> bool:
         return all(state is LoanState.LENT for state in self._states(place))
 
-    def _states(self, place: _Place) -> Iterable[LoanState]:
+    def _states(self, place: NodeLoan) -> Iterable[LoanState]:
         for pool, of_pool in place.units.items():
             known = self._loans.loans(pool)
             for unit in of_pool:
                 found = known.get(unit)
                 yield found.state if found is not None else LoanState.OURS
 
-    def _end_place(self, place: _Place) -> None:
+    def _end_place(self, place: NodeLoan) -> None:
         for pool, of_pool in place.units.items():
             self._loans.end(pool, of_pool.keys())
 
-    def _end(self, loan: _PodLoan, ending: Ending) -> None:
+    def _end(self, loan: PodLoan, ending: Ending) -> None:
         uid = loan.pod.uid
         self._of.pop(uid, None)
         self._instead.discard(uid)
