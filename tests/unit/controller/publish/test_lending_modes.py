@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import virtual_time
 from controller_harness import claim, cluster_of, controlling, pod, request
+from lending_world import POOL, process, world_of
 
 from controller.config import LendingMode
 
@@ -24,5 +25,14 @@ def test_claims_are_allocated_in_every_mode_and_only_where_it_is_on_the_object_i
             counted = registry.get_sample_value("dra_driver_controller_loans", {"state": "lent"})
         assert ("ConfigMap" in {call.kind for call in cluster.calls}) is (mode is not LendingMode.OFF)
         assert counted == (None if mode is LendingMode.OFF else 0.0)
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("mode", LendingMode)
+def test_counters_are_withheld_only_while_devices_are_lent(mode: LendingMode) -> None:
+    async def main() -> None:
+        async with process(world_of(), mode=mode) as p:
+            assert p.loans.seen(POOL).withholds_counters == (mode is LendingMode.ON)
 
     virtual_time.run(main())
