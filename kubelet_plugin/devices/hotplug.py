@@ -11,7 +11,6 @@ closed and the hardware is not read.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -19,13 +18,13 @@ from typing import Final
 
 import structlog
 
-from dra_driver.discovery.core.hotplug import HotplugHints, HotplugSource
+from dra_driver.discovery.core.hotplug import HotplugHints, HotplugSource, fingerprint
 from dra_driver.ports import DeviceBackend
 from kubelet_plugin.core.signals import Changes
 from kubelet_plugin.devices.table import DeviceTable
 from kubelet_plugin.devices.uevents import heard, open_uevents
 
-__all__ = ["RELEASE_FILE", "Hotplug", "fingerprint", "watched"]
+__all__ = ["RELEASE_FILE", "Hotplug", "watched"]
 
 RELEASE_FILE: Final = "release"
 LOOK_SECONDS: Final = 1.0
@@ -48,15 +47,6 @@ def watched(sysfs: Path, backends: Iterable[DeviceBackend]) -> HotplugHints:
         modules=_MODULES.union(*(h.modules for h in hints)),
         subsystems=_SUBSYSTEMS.union(*(h.subsystems for h in hints)),
     )
-
-
-def fingerprint(places: Iterable[tuple[Path, str]]) -> frozenset[str]:
-    """Return a value that changes when a device or its driver comes or goes. Blocks for under 1 ms."""
-    found: set[str] = set()
-    for folder, prefix in places:
-        with contextlib.suppress(OSError):
-            found |= {str(p) for p in folder.iterdir() if p.name.startswith(prefix)}
-    return frozenset(found)
 
 
 class Hotplug:

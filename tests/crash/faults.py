@@ -60,8 +60,8 @@ class Injector:
             f"{root}/state/daemons/",
             f"{root}/sys/bus/pci/devices/",
         )
-        # Behind one link, whose name counts: what a third party's driver writes, by whatever way it likes.
-        self._backend = f"{root}/npus/sys/class/"
+        # What a third party's driver writes, by whatever way it likes.
+        self._backend = f"{root}/npus/sys/"
         self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._names: dict[int | None, str] = {}
         self._steps = 0

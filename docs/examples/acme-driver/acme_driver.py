@@ -53,8 +53,13 @@ class AcmeBackend:
     def close(self) -> None:
         """Nothing is held."""
 
+    def hotplug(self) -> sdk.HotplugHints:
+        """NPUs are looked for again when these names change, also when that happens during a look."""
+        return sdk.HotplugHints(((self._folder, ""),))
+
     def _npus(self) -> list[Path]:
-        return [self._folder / name for name in sdk.children(self._folder, NPU)]
+        # Where a name leads to now: loading the driver anew may give it to another NPU.
+        return [(self._folder / name).resolve() for name in sdk.children(self._folder, NPU)]
 
     def _device(self, folder: Path) -> sdk.DiscoveredDevice | None:
         serial = sdk.read_text(folder / "serial")

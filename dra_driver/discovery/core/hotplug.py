@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-__all__ = ["HotplugHints", "HotplugSource"]
+__all__ = ["HotplugHints", "HotplugSource", "fingerprint"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +34,26 @@ class HotplugSource(Protocol):
     def hotplug(self) -> HotplugHints:
         """Return where that shows. Does not look at hardware."""
         ...
+
+
+def fingerprint(places: Iterable[tuple[Path, str]]) -> frozenset[tuple[str, str]]:
+    """Return a value that changes when a device comes or goes, or its name becomes another device's.
+
+    Sysfs names the device behind a name such as ``class/infiniband/mlx5_0`` by a link. Blocks for some
+    microseconds per entry.
+
+    Args:
+        places: see ``HotplugHints.folders``.
+    """
+    found: set[tuple[str, str]] = set()
+    for folder, prefix in places:
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            found |= {(e.path, _target(e)) for e in entries if e.name.startswith(prefix)}
+    return frozenset(found)
+
+
+def _target(entry: os.DirEntry[str]) -> str:
+    if entry.is_symlink():
+        with contextlib.suppress(OSError):
+            return os.readlink(entry.path)  # noqa: PTH115
+    return ""

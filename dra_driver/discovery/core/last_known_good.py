@@ -23,8 +23,9 @@ import msgspec
 import structlog
 
 from dra_driver.api.own.inventory import DeviceHealth
+from dra_driver.discovery.core.hotplug import HotplugSource, fingerprint
 from dra_driver.discovery.core.problems import DriverMissing, HardwareAbsent, Problem
-from dra_driver.errors import DraError
+from dra_driver.errors import DiscoveryError, DraError
 from dra_driver.hardware import DiscoveredDevice
 from dra_driver.ports import DeviceBackend
 
@@ -34,6 +35,8 @@ DRIVER_ABSENT: Final = "DriverAbsent"
 
 BackendState = Literal["waiting", "ok", "absent", "driverless", "vanished", "failed", "hanging"]
 
+# Loading a driver anew takes seconds at most, and a look that saw it half done is made again.
+_MOST_LOOKS: Final = 3
 # Of an inventory's condition; the API takes 1024.
 _MOST_TEXT: Final = 1000
 
@@ -101,7 +104,7 @@ class LastKnownGood:
         """
         name = self.backend.name
         try:
-            self._found = tuple(complete(self.backend.discover()))
+            self._found = self._steady(lambda: tuple(complete(self.backend.discover())))
         except HardwareAbsent as e:
             self.answered = self.answered or self._optional
             self.report = BackendReport(name, self._absence(e), str(e))
@@ -117,6 +120,28 @@ class LastKnownGood:
             self.answered = True
             self.report = BackendReport(name, "ok", problems=tuple(getattr(self.backend, "problems", ())))
         return self.devices
+
+    def _steady(self, look: Callable[[], tuple[DiscoveredDevice, ...]]) -> tuple[DiscoveredDevice, ...]:
+        """Return what a look found during which no device came or went.
+
+        A driver that is loaded anew may number its devices anew. A look during that could read the identity
+        of one device and the address of another one under the same name, and publish a device that does not
+        exist.
+
+        Raises:
+            DiscoveryError: devices come and go all the time.
+        """
+        if not isinstance(self.backend, HotplugSource):
+            return look()
+        for _ in range(_MOST_LOOKS):
+            folders = self.backend.hotplug().folders
+            before = fingerprint(folders)
+            found = look()
+            if fingerprint(folders) == before:
+                return found
+        raise DiscoveryError(
+            f"{self.backend.name}: devices or drivers came or went during each of {_MOST_LOOKS} looks"
+        )
 
     def _absence(self, error: HardwareAbsent) -> BackendState:
         if self._found:

@@ -146,7 +146,9 @@ class RdmaBackend:
 
     def hotplug(self) -> HotplugHints:
         """See ``hotplug.HotplugSource``."""
-        return HotplugHints(((self._class, ""),), subsystems=frozenset({"infiniband"}))
+        kinds = ("infiniband", "infiniband_verbs", "infiniband_mad")
+        folders = tuple((self._sysfs_root / "class" / kind, "") for kind in kinds)
+        return HotplugHints(folders, subsystems=frozenset({"infiniband"}))
 
     def close(self) -> None:
         """Do nothing: nothing is held."""

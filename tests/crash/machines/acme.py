@@ -37,7 +37,8 @@ def package() -> str:
 class AcmeMachine:
     """Four NPUs that keep without power what they were told; implements ``Machine``.
 
-    Names below ``class/acme`` are links to the NPUs, behind one link, so that no agent sees half of a change.
+    Names change as when the kernel's driver is loaded anew: the links below ``class/acme`` go (together, as
+    they are behind one link), each NPU gets its new name, and links come back.
     """
 
     driver = DRIVER
@@ -45,14 +46,17 @@ class AcmeMachine:
     def __init__(self, root: Path, _node: str) -> None:
         self._machine = acme_machine(root / "npus", NPUS)
         self._class = self._machine / "sys/class/acme"
-        self._class.rename(self._machine / "hardware")
+        shutil.rmtree(self._class)
+        functions = self._machine / "sys/devices/pci0000:3a"
+        # Each has one entry, the NPU under the name that it has now.
+        self._folders = [functions / f"0000:3b:0{i}.0" / "acme" for i in range(NPUS)]
         self._shift = self._trees = 0
         nodes = self._machine / "dev/acme"
         nodes.mkdir(parents=True)
         for i in range(NPUS):
             for name in (f"npu{i}", f"npu{i}p0", f"npu{i}p1"):
                 (nodes / name).touch()
-        self._link()
+        self._rename()
 
     def arguments(self) -> Sequence[str]:
         roots = (f"--sysfs-root={self._machine}/sys", f"--dev-root={self._machine}/dev")
@@ -63,11 +67,11 @@ class AcmeMachine:
 
     def boot(self, chance: random.Random) -> None:
         self._shift += chance.randrange(1, NPUS)
-        self._link()
+        self._rename()
 
     def swap(self) -> None:
         self._shift += 1
-        self._link()
+        self._rename()
 
     def mistake(self, device: Mapping[str, Any], nodes: set[str], spec: Mapping[str, Any]) -> str:
         partition = device.get("partition", {})
@@ -94,8 +98,9 @@ class AcmeMachine:
                     parts.setdefault(name, set()).add(str(partition["start"]))
                 if "effect" in device:
                     held[name] = (uid, _watts(device))
-        for npu in sorted((self._machine / "hardware").iterdir()):
-            name = (npu / "device").readlink().name
+        for folder in self._folders:
+            (npu,) = folder.iterdir()
+            name = folder.parent.name
             yield from _of_npu(npu, *held.get(name, ("", LIMIT)), parts.get(name, set()))
 
     def close(self) -> None:
@@ -103,14 +108,23 @@ class AcmeMachine:
 
     def _names(self) -> dict[str, str]:
         """Return the name of each NPU by its PCI address."""
-        return {(path / "device").readlink().name: path.name for path in self._class.iterdir()}
+        return {folder.parent.name: npu.name for folder in self._folders for npu in folder.iterdir()}
 
-    def _link(self) -> None:
+    def _rename(self) -> None:
+        """Take the links away, give each NPU its name, and link them again."""
+        self._link(())
+        npus: list[Path] = []
+        for i, folder in enumerate(self._folders):
+            (before,) = folder.iterdir()
+            npus.append(before.rename(before.with_name(f"npu{(i + self._shift) % NPUS}")))
+        self._link(npus)
+
+    def _link(self, npus: Sequence[Path]) -> None:
         self._trees += 1
         tree = self._machine / f"names-{self._trees}"
         tree.mkdir()
-        for i in range(NPUS):
-            (tree / f"npu{(i + self._shift) % NPUS}").symlink_to(self._machine / "hardware" / f"npu{i}")
+        for npu in npus:
+            (tree / npu.name).symlink_to(npu)
         aside = self._class.with_name("acme.new")
         aside.symlink_to(tree)
         aside.rename(self._class)

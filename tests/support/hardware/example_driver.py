@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,17 +30,18 @@ def install_example(site: Path) -> tuple[str, str]:
 
 
 def acme_machine(root: Path, npus: int = 2) -> Path:
-    """Make the sysfs of a machine whose NPUs are PCI functions; return its root."""
-    bus = root / "sys/bus/pci/devices"
-    bus.mkdir(parents=True, exist_ok=True)
+    """Make the sysfs of a machine whose NPUs are PCI functions, as the kernel does; return its root."""
+    bus, by_name = root / "sys/bus/pci/devices", root / "sys/class/acme"
+    for folder in (bus, by_name):
+        folder.mkdir(parents=True)
     for i in range(npus):
         function = root / f"sys/devices/pci0000:3a/0000:3b:0{i}.0"
-        folder = root / f"sys/class/acme/npu{i}"
-        function.mkdir(parents=True)
-        folder.mkdir(parents=True)
+        npu = function / f"acme/npu{i}"
+        npu.mkdir(parents=True)
         (function / "numa_node").write_text("1\n")
-        (folder / "device").symlink_to(Path("../../../devices/pci0000:3a") / function.name)
-        (bus / function.name).symlink_to(Path("../../../devices/pci0000:3a") / function.name)
+        (npu / "device").symlink_to(Path("../../..") / function.name)
         for name, text in {**_FACTS, **_LIMITS, "serial": f"S{i}"}.items():
-            (folder / name).write_text(f"{text}\n")
+            (npu / name).write_text(f"{text}\n")
+        for link, target in ((bus / function.name, function), (by_name / npu.name, npu)):
+            link.symlink_to(os.path.relpath(target, link.parent))
     return root

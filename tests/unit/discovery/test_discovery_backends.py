@@ -120,7 +120,7 @@ def test_a_backend_says_that_its_devices_do_not_exist(
             {"i915", "xe"},
             {"sys/module/i915/drivers", "sys/module/xe/drivers", "sys/class/drm", "dev/dri"},
         ),
-        ("rdma", set(), {"sys/class/infiniband"}),
+        ("rdma", set(), {f"sys/class/infiniband{kind}" for kind in ("", "_verbs", "_mad")}),
     ],
 )
 def test_a_backend_says_where_it_shows_that_its_devices_come_and_go(

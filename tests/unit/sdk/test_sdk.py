@@ -45,8 +45,8 @@ def test_the_example_does_all_that_the_sdk_knows(tmp_path: Path) -> None:
     roots = {"sysfs_root": tmp_path / "none", "dev_root": tmp_path / "none"}
     backend = open_backend(demo_spec("acme", tmp_path), **roots, node_name="node1")
     for protocol in (
-        sdk.ClaimPreparation, sdk.HealthSource, sdk.MetricsSource, sdk.PartitionMaker, sdk.Simulation,
-        sdk.TelemetrySource,
+        sdk.ClaimPreparation, sdk.HealthSource, sdk.HotplugSource, sdk.MetricsSource, sdk.PartitionMaker,
+        sdk.Simulation, sdk.TelemetrySource,
     ):  # fmt: skip
         assert isinstance(backend, protocol), protocol
     npu = backend.discover()[0]

@@ -13,9 +13,10 @@ from node_agent import IMPATIENT, add_claim, claim, configuration, device, event
 
 from dra_driver.api.core import EVENTS, Event
 from dra_driver.discovery import open_backend
+from dra_driver.discovery.core.hotplug import fingerprint
 from dra_driver.hardware import DiscoveredDevice
 from kubelet_plugin.core.notices import CHECKPOINT_DAMAGED, ORPHANED_CDI_FILE
-from kubelet_plugin.devices.hotplug import RELEASE_FILE, fingerprint, watched
+from kubelet_plugin.devices.hotplug import RELEASE_FILE, watched
 
 
 def events(kube: FakeClient) -> list[Event]:
