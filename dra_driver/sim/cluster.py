@@ -208,13 +208,13 @@ class EmbeddedCluster:
         """Start a node with its kubelet and its plugins, beside those that there are."""
         layout = NodeLayout(self.root / name)
         layout.create()
-        profiles.write_profile(config.profile, layout.hardware)
         kubelet = await self._kubelet(name, layout, config)
-        gpus = (
-            *self.config.plugin_flags,
-            f"--dev-root={layout.dev}",
-            f"--backend=simulated={layout.hardware}",
-        )
+        gpus = [f"--backend={spec}" for spec in config.backends]
+        if config.profile:
+            profiles.write_profile(config.profile, layout.hardware)
+            gpus += [*self.config.plugin_flags, f"--backend=simulated={layout.hardware}"]
+        # What this computer has needs its own files and device nodes.
+        gpus += ["--procfs-root=/proc"] if config.backends else [f"--dev-root={layout.dev}"]
         plugin = self._process(
             f"plugin-{name}", self._plugin_command(name, layout, self.config.driver_name, *gpus)
         )
@@ -231,7 +231,15 @@ class EmbeddedCluster:
         self, name: str, layout: NodeLayout, config: NodeConfig, runtime: SimRuntime | None = None
     ) -> SimKubelet:
         api = await self._connect(f"kubelet-{name}")
-        return SimKubelet(api, name, layout, self.config.kubelet, runtime=runtime, labels=config.labels)
+        return SimKubelet(
+            api,
+            name,
+            layout,
+            self.config.kubelet,
+            runtime=runtime,
+            labels=config.labels,
+            taints=config.taints,
+        )
 
     def _nic_plugin(self, name: str, layout: NodeLayout, nics: str) -> ManagedProcess:
         simulated_layout.build(simulated_profile.load(nics), layout.nics)

@@ -19,15 +19,24 @@ class NodeConfig:
     """One node.
 
     Attributes:
-        profile: profile of its GPUs: a built-in one or a file.
+        profile: profile of its simulated GPUs: a built-in one or a file; empty if it has none.
         nics: profile of its RDMA NICs, which a second plugin publishes: a built-in one or a file; empty if it
             has none.
         labels: labels of the Node object, beside the usual ones.
+        taints: taints of the Node object.
+        backends: ``NAME[=ARG]`` of each backend by which its node agent finds what this computer has.
     """
 
-    profile: str
+    profile: str = ""
     nics: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[Mapping[str, str], ...] = ()
+    backends: tuple[str, ...] = ()
+
+    @property
+    def devices(self) -> str:
+        """Where its devices come from, for people."""
+        return ", ".join(filter(None, (self.profile, *self.backends)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +51,7 @@ class ClusterConfig:
         kubelet: delays of the kubelets.
         run_controller: whether to start the controller; tests may bring their own.
         log_level: log level of the child processes.
-        plugin_flags: further flags of the node agents of GPUs.
+        plugin_flags: further flags of the node agents of GPUs, on nodes with simulated ones.
         controller_flags: further flags of the controller.
         manifests: objects that are created before anything runs.
         spawn: starts the child processes.

@@ -35,11 +35,6 @@ class SimNode:
     nic_plugin: ManagedProcess | None = None
     task: asyncio.Task[None] | None = None
 
-    @property
-    def profile(self) -> str:
-        """Profile of its GPUs."""
-        return self.config.profile
-
     def leftovers(self) -> list[str]:
         """Return what claims have left on the node: CDI files and entries of the two checkpoints."""
         found = [f"CDI file {path.name}" for path in sorted(self.layout.cdi.iterdir()) if path.is_file()]

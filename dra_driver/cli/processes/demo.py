@@ -17,7 +17,8 @@ from dra_driver.discovery import registry
 from dra_driver.discovery.simulated import profile as simulated_profile
 from dra_driver.errors import ConfigurationError
 from dra_driver.sim import assets, container_runtime
-from dra_driver.sim.demo.backends import further_backend
+from dra_driver.sim.cluster_config import NodeConfig
+from dra_driver.sim.demo.backends import THIS_COMPUTER, further_backend
 from dra_driver.sim.demo.cluster import DEFAULT_NODES, demo_cluster
 from dra_driver.sim.demo.demo import Demo, DemoOptions
 
@@ -49,9 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME[=ARG]",
-        help="a further backend of the node agents, such as your own: its devices are published beside the "
-        "simulated ones, and a pod gets one of them; without ARG, one of a third party shows devices that do "
-        "not exist, if it has such (repeatable)",
+        help="a further backend, such as your own: a pod gets one of its devices; those of this computer are "
+        "on a node of their own, simulated ones on all nodes; without ARG, one of a third party shows "
+        "devices that do not exist, if it has such (repeatable)",
     )
     parser.add_argument(
         "--web",
@@ -125,13 +126,27 @@ def demo_options(args: argparse.Namespace, folder: Path) -> DemoOptions:
     if unknown:
         raise ConfigurationError(f"--backend {unknown[0]}: no such backend; there are {', '.join(known)}")
     backends = []
+    hardware_node = f"node{len(cluster.nodes) + 1}"
     for number, spec in enumerate(args.backend):
         own = folder / str(number)
         own.mkdir()
-        backends.append(further_backend(spec, own, driver=cluster.driver_name, node="node1", number=number))
+        backends.append(
+            further_backend(
+                spec,
+                own,
+                driver=cluster.driver_name,
+                node="node1",
+                hardware_node=hardware_node,
+                number=number,
+            )
+        )
+    hardware = tuple(b.spec for b in backends if b.devices and not b.simulated)
+    if hardware:
+        node = NodeConfig(backends=hardware, taints=(THIS_COMPUTER,))
+        cluster = dataclasses.replace(cluster, profiles=(*cluster.profiles, node))
     cluster = dataclasses.replace(
         cluster,
-        plugin_flags=tuple(f"--backend={b.spec}" for b in backends),
+        plugin_flags=tuple(f"--backend={b.spec}" for b in backends if b.devices and b.simulated),
         controller_flags=("--web-port", str(args.web)) if args.web else (),
     )
     return DemoOptions(

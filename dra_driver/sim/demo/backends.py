@@ -19,7 +19,10 @@ from dra_driver.errors import DraError
 from dra_driver.hardware import DiscoveredDevice
 from dra_driver.sim.demo.examples import Example, Expectation
 
-__all__ = ["FurtherBackend", "further_backend", "with_backends"]
+__all__ = ["THIS_COMPUTER", "FurtherBackend", "further_backend", "with_backends"]
+
+# Taint of the node that has what this computer has, which no other example is to use up.
+THIS_COMPUTER: Final[Mapping[str, str]] = {"key": "demo.dra-driver.dev/this-computer", "effect": "NoSchedule"}
 
 _NAMESPACE: Final = "dra-examples"
 # What distinguishes the devices of a backend from the others of the cluster.
@@ -34,6 +37,7 @@ class FurtherBackend:
     Attributes:
         spec: ``NAME[=ARG]`` as the node agents get it.
         text: what it finds on a node, for people.
+        simulated: whether each node can have such devices; those of this computer are one node's.
         objects: manifests of a class of its devices and a pod that asks for one; none if it finds none.
         pods: those of the manifests that are checked.
         devices: names of what it finds, and of the partitions that can be made of it.
@@ -41,19 +45,23 @@ class FurtherBackend:
 
     spec: str
     text: str
+    simulated: bool = False
     objects: Sequence[Mapping[str, Any]] = ()
     pods: Sequence[Example] = ()
     devices: Set[str] = frozenset()
 
 
-def further_backend(given: str, folder: Path, *, driver: str, node: str, number: int) -> FurtherBackend:
+def further_backend(
+    given: str, folder: Path, *, driver: str, node: str, hardware_node: str, number: int
+) -> FurtherBackend:
     """Return what a backend of ``--backend NAME[=ARG]`` shows.
 
     Args:
         given: name and argument.
         folder: for the files of devices that do not exist.
         driver: name of the driver that publishes them.
-        node: a node of the cluster.
+        node: a simulated node of the cluster.
+        hardware_node: the node that has the devices of this computer.
         number: of the backend, which makes names differ.
 
     Raises:
@@ -62,10 +70,12 @@ def further_backend(given: str, folder: Path, *, driver: str, node: str, number:
     spec = discovery.demo_spec(given, folder)
     backend = discovery.open_backend(spec, sysfs_root=Path("/sys"), dev_root=Path("/dev"), node_name=node)
     found = _look(backend)
+    simulated = discovery.is_simulated(backend)
     if isinstance(found, str):
-        return FurtherBackend(spec, f"--backend {given}: no devices: {found}")
+        return FurtherBackend(spec, f"--backend {given}: no devices: {found}", simulated)
     if not found:
-        return FurtherBackend(spec, f"--backend {given}: no devices")
+        return FurtherBackend(spec, f"--backend {given}: no devices", simulated)
+    node = node if simulated else hardware_node
     facts = _facts(found[0])
     models = Counter(_text(d, "model") or _text(d, "productName") or "unknown model" for d in found)
     shown = ", ".join(f"{n} × {model}" for model, n in sorted(models.items()))
@@ -78,7 +88,8 @@ def further_backend(given: str, folder: Path, *, driver: str, node: str, number:
     return FurtherBackend(
         spec,
         f"--backend {given}: {len(found)} devices on {node} ({shown}); pod {name} asks for one",
-        _manifests(name, driver, facts, json.dumps(expect)),
+        simulated,
+        _manifests(name, driver, facts, json.dumps(expect), None if simulated else node),
         (example,),
         frozenset(d.device.name for d in found)
         | {part.name for d in found for part in partition_devices(d.device)},
@@ -133,7 +144,7 @@ def _text(device: DiscoveredDevice, name: str) -> str:
 
 
 def _manifests(
-    name: str, driver: str, facts: Mapping[str, str | int | bool], expect: str
+    name: str, driver: str, facts: Mapping[str, str | int | bool], expect: str, node: str | None
 ) -> tuple[dict[str, Any], ...]:
     own = " && ".join(
         f"device.attributes[{json.dumps(driver)}].{n} == {json.dumps(v)}" for n, v in facts.items()
@@ -148,6 +159,12 @@ def _manifests(
         "command": ["sh", "-c", "env | grep ^DRA_ | sort; sleep 3600"],
         "resources": {"claims": [{"name": "device"}]},
     }
+    place: dict[str, Any] = {}
+    if node is not None:
+        place = {
+            "nodeSelector": {"kubernetes.io/hostname": node},
+            "tolerations": [{**THIS_COMPUTER, "operator": "Exists"}],
+        }
     return (
         {
             "apiVersion": "resource.k8s.io/v1",
@@ -170,6 +187,7 @@ def _manifests(
                 "terminationGracePeriodSeconds": 1,
                 "resourceClaims": [{"name": "device", "resourceClaimTemplateName": name}],
                 "containers": [container],
+                **place,
             },
         },
     )

@@ -128,8 +128,8 @@ class Demo:
     # --- phases ---------------------------------------------------------------------------------------------
 
     async def _come_up(self, cluster: EmbeddedCluster) -> None:
-        names = ", ".join(f"{n.name} ({n.profile})" for n in cluster.nodes.values())
-        self._step(f"API server {cluster.api.host}; {len(cluster.nodes)} simulated nodes: {names}")
+        names = ", ".join(f"{n.name} ({n.config.devices})" for n in cluster.nodes.values())
+        self._step(f"API server {cluster.api.host}; {len(cluster.nodes)} nodes: {names}")
         for backend in self.options.backends:
             self._step(backend.text)
         async for node, slices in cluster.published():

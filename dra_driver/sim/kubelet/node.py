@@ -42,6 +42,7 @@ class SimKubelet:
         settings: delays.
         runtime: container runtime; that of an earlier kubelet to restart it while its containers run on.
         labels: labels of the Node object, beside ``kubernetes.io/hostname``.
+        taints: taints that the Node object has from the start.
         allocatable: ``status.allocatable`` of the Node object.
     """
 
@@ -54,6 +55,7 @@ class SimKubelet:
         *,
         runtime: SimRuntime | None = None,
         labels: Mapping[str, str] | None = None,
+        taints: Sequence[Mapping[str, str]] = (),
         allocatable: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
@@ -62,6 +64,7 @@ class SimKubelet:
         self._settings = settings or KubeletSettings()
         self._allocatable = dict(allocatable or ALLOCATABLE)
         self._labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", **(labels or {})}
+        self._taints = [dict(taint) for taint in taints]
         layout.create()
         self.runtime = runtime or SimRuntime(CdiRegistry([layout.cdi], stat_device=simulated_device_node))
         self.plugins = PluginManager(layout.registry, self._settings, self._wipe, self._health)
@@ -176,6 +179,7 @@ class SimKubelet:
                             "apiVersion": "v1",
                             "kind": "Node",
                             "metadata": {"name": self.name, "labels": self._labels},
+                            **({"spec": {"taints": self._taints}} if self._taints else {}),
                         },
                     )
                 await self._write_node(first=True)

@@ -30,7 +30,7 @@ from dra_driver.cli.processes import demo as demo_command
 from dra_driver.discovery import open_backend
 from dra_driver.sim import assets
 from dra_driver.sim.cluster import ClusterConfig
-from dra_driver.sim.demo.backends import further_backend, with_backends
+from dra_driver.sim.demo.backends import THIS_COMPUTER, FurtherBackend, further_backend, with_backends
 from dra_driver.sim.demo.cluster import DEFAULT_NODES, demo_cluster
 from dra_driver.sim.demo.demo import Demo, DemoOptions
 
@@ -106,6 +106,41 @@ def test_a_temporary_directory_that_is_too_long_is_named(
     assert list(long.iterdir()) == []
 
 
+def shown_by(spec: str, folder: Path, number: int = 0) -> FurtherBackend:
+    driver, nodes = "gpu.example.com", {"node": "node1", "hardware_node": "node9"}
+    return further_backend(spec, folder, driver=driver, number=number, **nodes)
+
+
+def test_what_this_computer_has_is_on_one_node_that_no_other_pod_gets(tmp_path: Path) -> None:
+    """Published by every node, one device could be allocated several times."""
+    file = tmp_path / "zero.yaml"
+    file.write_text("devices: [{name: zero, match: {dev: zero}, attributes: {model: {value: Zero}}}]")
+    parser = argparse.ArgumentParser()
+    demo_command.add_arguments(parser)
+    flags = ["--nodes", "2", "--backend", f"generic={file}", "--backend", "simulated=t4x2"]
+    options = demo_command.demo_options(parser.parse_args(flags), tmp_path)
+    *simulated, own = options.cluster.nodes
+    assert [(bool(n.profile), n.backends, n.taints) for n in simulated] == [(True, (), ())] * 2
+    assert (own.profile, own.backends, own.taints) == ("", (f"generic={file}",), (THIS_COMPUTER,))
+    assert options.cluster.plugin_flags == ("--backend=simulated=t4x2",)
+    generic, _ = options.backends
+    assert "1 devices on node3 (1 × Zero)" in generic.text
+    spec = next(o for o in generic.objects if o["kind"] == "Pod")["spec"]
+    assert spec["nodeSelector"] == {"kubernetes.io/hostname": "node3"}
+    assert spec["tolerations"] == [{**THIS_COMPUTER, "operator": "Exists"}]
+
+
+def test_a_backend_that_finds_nothing_is_no_flag_of_a_node_agent(tmp_path: Path) -> None:
+    file = tmp_path / "npu.yaml"
+    file.write_text("devices: [{name: npu, match: {dev: none-of-these/npu*}}]")
+    parser = argparse.ArgumentParser()
+    demo_command.add_arguments(parser)
+    given = parser.parse_args(["--nodes", "1", "--backend", f"generic={file}"])
+    options = demo_command.demo_options(given, tmp_path)
+    assert len(options.cluster.nodes) == 1
+    assert options.cluster.plugin_flags == ()
+
+
 def test_the_page_and_backends_of_ones_own_are_flags_of_the_processes(tmp_path: Path) -> None:
     parser = argparse.ArgumentParser()
     demo_command.add_arguments(parser)
@@ -122,14 +157,14 @@ def test_the_page_and_backends_of_ones_own_are_flags_of_the_processes(tmp_path: 
 def test_a_backend_without_hardware_is_said_and_has_no_pod(tmp_path: Path) -> None:
     file = tmp_path / "npu.yaml"
     file.write_text("devices: [{name: npu, match: {dev: none-of-these/npu*}}]")
-    shown = further_backend(f"generic={file}", tmp_path, driver="gpu.example.com", node="node1", number=0)
+    shown = shown_by(f"generic={file}", tmp_path, 0)
     assert shown.text.startswith(f"--backend generic={file}: no devices")
     assert (shown.objects, shown.pods, shown.devices) == ((), (), frozenset())
 
 
 def test_partitions_of_a_further_backend_are_its_devices(tmp_path: Path) -> None:
     """What nodes they have is not compared with what simulated GPUs would have."""
-    shown = further_backend("simulated=dgx-h100", tmp_path, driver="gpu.example.com", node="node1", number=0)
+    shown = shown_by("simulated=dgx-h100", tmp_path, 0)
     whole = {name for name in shown.devices if "-mig-" not in name}
     assert len(whole) == 8
     assert {name.partition("-mig-")[0] for name in shown.devices} == whole
@@ -137,7 +172,7 @@ def test_partitions_of_a_further_backend_are_its_devices(tmp_path: Path) -> None
 
 
 def test_the_namespace_of_its_pod_is_made_where_the_examples_have_none(tmp_path: Path) -> None:
-    shown = further_backend("simulated=t4x2", tmp_path, driver="gpu.example.com", node="node1", number=0)
+    shown = shown_by("simulated=t4x2", tmp_path, 0)
     own = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "mine", "namespace": "default"}}
     made = with_backends([own], [shown])
     assert made[0]["kind"] == "Namespace"
@@ -149,7 +184,7 @@ def test_the_namespace_of_its_pod_is_made_where_the_examples_have_none(tmp_path:
 
 
 def test_a_further_backend_is_asked_for_by_what_its_devices_are(tmp_path: Path) -> None:
-    shown = further_backend("simulated=dgx-h100", tmp_path, driver="gpu.example.com", node="node1", number=1)
+    shown = shown_by("simulated=dgx-h100", tmp_path, 1)
     device_class, _, pod = shown.objects
     (selector,) = device_class["spec"]["selectors"]
     compiled = cel.compile_selector(selector["cel"]["expression"])
