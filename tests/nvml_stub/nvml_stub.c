@@ -12,7 +12,7 @@
  *   nvlink LINK ACTIVE TYPE BUS
  *   profile ENUM ID SLICES COUNT MIB SM CE DEC ENC JPEG OFA SIZE START,START... [NAME]
  *   fail FUNCTION CODE       ("fail * 15": every call, the handle too)
- *   used BYTES   utilization GPU MEMORY   temperature N   power MILLIWATTS   supported_events MASK
+ *   used BYTES   reserved BYTES   utilization GPU MEMORY   temperature N   power MILLIWATTS   supported_events MASK
  *   uncorrected N   remapped CORRECTABLE UNCORRECTABLE PENDING FAILED   retired_pending N   recovery ACTION
  *   event SEQUENCE TYPE DATA [INSTANCE]   (comes once, in the order of the sequence over all GPUs; a wait reads
  *                            the file again until there is one)
@@ -56,7 +56,7 @@ struct gpu {
     failure fails[MAX_FAILS];
     int nfails;
     /* What health and metrics ask for; -1 where the GPU does not tell. */
-    unsigned long long used, supported_events;
+    unsigned long long used, reserved, supported_events;
     int utilization, memory_utilization, temperature, power, uncorrected, retired_pending, recovery;
     int remapped, remap[4];
 };
@@ -129,6 +129,7 @@ static void read_gpu_line(struct gpu *g, const char *key, const char *value) {
     else if (!strcmp(key, "busy")) g->busy = atoi(value);
     else if (!strcmp(key, "profile")) read_profile(g, value);
     else if (!strcmp(key, "used")) g->used = strtoull(value, NULL, 10);
+    else if (!strcmp(key, "reserved")) g->reserved = strtoull(value, NULL, 10);
     else if (!strcmp(key, "supported_events")) g->supported_events = strtoull(value, NULL, 0);
     else if (!strcmp(key, "utilization")) sscanf(value, "%d %d", &g->utilization, &g->memory_utilization);
     else if (!strcmp(key, "temperature")) g->temperature = atoi(value);
@@ -315,8 +316,25 @@ int nvmlDeviceGetMemoryInfo(struct gpu *g, memory_info *info) {
     GPU(g);
     if (!g->memory) return NOT_SUPPORTED;
     info->total = g->memory;
+    info->used = g->used + g->reserved;
+    info->free = g->memory - info->used;
+    return OK;
+}
+
+typedef struct { unsigned version; unsigned long long total, reserved, free, used; } memory_info_v2;
+int nvmlDeviceGetMemoryInfo_v2(struct gpu *g, memory_info_v2 *info) {
+    LOCKED();
+    memory_info part;
+    if (state.references && mig_memory(g, &part)) {
+        info->total = part.total, info->free = part.free, info->used = part.used, info->reserved = 0;
+        return OK;
+    }
+    GPU(g);
+    if (!g->memory) return NOT_SUPPORTED;
+    info->total = g->memory;
+    info->reserved = g->reserved;
     info->used = g->used;
-    info->free = g->memory - g->used;
+    info->free = g->memory - g->used - g->reserved;
     return OK;
 }
 

@@ -24,7 +24,7 @@ def read_sample(index: int, name: str) -> DeviceSample:
     except pynvml.NVMLError:
         return DeviceSample(device=name)
     used = _try(pynvml.nvmlDeviceGetUtilizationRates, handle)
-    memory = _try(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    memory = _memory(handle)
     temperature = _try(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU)
     power = _try(pynvml.nvmlDeviceGetPowerUsage, handle)
     return DeviceSample(
@@ -57,13 +57,22 @@ def read_partition_samples(index: int, gpu: InventoryDevice) -> Iterator[DeviceS
         info = None if found is None else _try(pynvml.nvmlGpuInstanceGetInfo, found)
         if info is None or info.profileId not in profiles:
             continue
-        memory = _try(pynvml.nvmlDeviceGetMemoryInfo, part)
+        memory = _memory(part)
         yield DeviceSample(
             device=partition_name(gpu.name, profiles[info.profileId], info.placement.start),
             memory_used=None if memory is None else int(memory.used),
             memory_total=None if memory is None else int(memory.total),
             temperature=None if temperature is None else float(temperature),
         )
+
+
+def _memory(handle: object) -> Any:
+    """Return memory in use without what the driver keeps for itself, as nvidia-smi and DCGM show it.
+
+    Drivers before 510 have only the first version of the call, which counts that as used.
+    """
+    found = _try(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
+    return found if found is not None else _try(pynvml.nvmlDeviceGetMemoryInfo, handle)
 
 
 def _try(call: Callable[..., Any], *arguments: object) -> Any:

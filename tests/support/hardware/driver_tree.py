@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -67,3 +68,15 @@ def seen(root: Path, *folders: str) -> None:
 def mounted(material: ContainerEdits) -> dict[str, str]:
     """The host's path by the container's."""
     return {m.container_path: m.host_path for m in material.mounts}
+
+
+def linker_cache(*entries: tuple[str, str]) -> bytes:
+    """The linker's cache with names of libraries and their paths."""
+    header = struct.Struct("<20sII20x")
+    strings, offsets = b"", []
+    base = header.size + 24 * len(entries)
+    for name, path in entries:
+        offsets.append((base + len(strings), base + len(strings) + len(name) + 1))
+        strings += name.encode() + b"\0" + path.encode() + b"\0"
+    packed = b"".join(struct.pack("<iIIIQ", 0x303, n, p, 0, 0) for n, p in offsets)
+    return header.pack(b"glibc-ld.so.cache1.1", len(entries), len(strings)) + packed + strings

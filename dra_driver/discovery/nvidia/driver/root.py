@@ -8,7 +8,7 @@ to ``/var/lib/nvidia``. Talos has its libraries on the host, in folders of its o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -27,6 +27,8 @@ __all__ = [
     "cached_folders",
     "candidates",
     "find_driver_root",
+    "is_script",
+    "program_folders",
 ]
 
 AUTO: Final = "auto"
@@ -124,11 +126,13 @@ class DriverRoot:
 
     def library(self, name: str) -> HostFile | None:
         """Return a library by its file name, such as ``libcuda.so.1``; None if it is in no usual folder."""
-        return self._first(self.library_folders(), name)
+        found = (self.file(f"{folder}/{name}") for folder in self.library_folders())
+        return next((f for f in found if f is not None), None)
 
     def program(self, name: str) -> HostFile | None:
         """Return a program by its file name, such as ``nvidia-smi``; None if it is in no usual folder."""
-        return self._first(iter(PROGRAM_FOLDERS), name)
+        found = (self.file(f"{folder}/{name}") for folder in program_folders(cached_folders(self.here)))
+        return next((f for f in found if f is not None and not is_script(f.here)), None)
 
     def library_folders(self) -> Iterator[str]:
         """Yield the folders below the root that may have libraries, without a slash at the beginning.
@@ -154,10 +158,6 @@ class DriverRoot:
         """Whether the root has a ``/dev`` of its own with the driver's nodes; false for the host itself."""
         return self.path != "/" and exists(self.here / "dev" / _DRIVER_NODE)
 
-    def _first(self, folders: Iterator[str], name: str) -> HostFile | None:
-        found = (self.file(f"{folder}/{name}") for folder in folders)
-        return next((f for f in found if f is not None), None)
-
 
 def cached_folders(root: Path) -> Iterator[str]:
     """Yield the folders below a root in which the linker's cache there lists libraries of the driver."""
@@ -169,6 +169,28 @@ def cached_folders(root: Path) -> Iterator[str]:
         folder = path.rpartition("/")[0].strip("/")
         if name.startswith(LEADERS) and path.startswith("/") and ".." not in folder.split("/"):
             yield folder
+
+
+def program_folders(library_folders: Iterable[str]) -> Iterator[str]:
+    """Yield the folders that may have the driver's programs, without a slash at the beginning.
+
+    A driver with a folder of its own (``usr/local/nvidia/lib64``) has its programs beside it. They come
+    first: of the same name in ``usr/bin`` there may be a script that starts them.
+    """
+    own = (folder.rpartition("/")[0] for folder in library_folders if folder not in LIBRARY_FOLDERS)
+    yield from dict.fromkeys((*(f"{parent}/bin" for parent in own if parent), *PROGRAM_FOLDERS))
+
+
+def is_script(file: Path) -> bool:
+    """Return whether a program is a script: what it starts would not be found in a container.
+
+    The driver's programs are none. Of a file that cannot be read it is not known, and not assumed.
+    """
+    try:
+        with file.open("rb") as opened:
+            return opened.read(2) == b"#!"
+    except OSError:
+        return False
 
 
 def candidates(wanted: str, host_root: Path) -> tuple[str, ...]:

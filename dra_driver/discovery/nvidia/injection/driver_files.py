@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from dra_driver.discovery.core.host.host_view import HostView
-from dra_driver.discovery.nvidia.driver.root import LEADERS, LIBRARY_FOLDERS, PROGRAM_FOLDERS, cached_folders
+from dra_driver.discovery.nvidia.driver.root import (
+    LEADERS,
+    LIBRARY_FOLDERS,
+    PROGRAM_FOLDERS,
+    cached_folders,
+    is_script,
+    program_folders,
+)
 from dra_driver.discovery.nvidia.injection import capabilities
 from dra_driver.discovery.nvidia.injection.elf import read_library
 from dra_driver.discovery.nvidia.injection.versions import is_version, same_version
@@ -148,7 +155,7 @@ def find_driver(root: DriverPlace, version: str) -> DriverFiles | None:
     ]
     native = tuple(dict.fromkeys(lib.folder for lib in libraries if lib.bits == 64))
     libraries += _x_modules(root.seen, native, text)
-    others = (*_programs(root), *_configurations(root), *_firmware(root, text))
+    others = (*_programs(root, native), *_configurations(root), *_firmware(root, text))
     return DriverFiles(text, native, tuple(libraries[:_MOST_FILES]), others)
 
 
@@ -246,11 +253,15 @@ def _x_modules(root: Path, folders: tuple[str, ...], version: str) -> Iterator[D
         )
 
 
-def _programs(root: DriverPlace) -> Iterator[DriverFile]:
+def _programs(root: DriverPlace, library_folders: Sequence[str]) -> Iterator[DriverFile]:
+    folders = tuple(program_folders(library_folders))
     for program, capability in capabilities.PROGRAMS.items():
-        for folder in PROGRAM_FOLDERS:
-            if root.has(f"{folder}/{program}"):
-                yield DriverFile(f"{folder}/{program}", f"/{folder}/{program}", frozenset({capability}))
+        for folder in folders:
+            path = f"{folder}/{program}"
+            if root.has(path) and not is_script(root.seen / path):
+                # Where an image's PATH leads.
+                place = folder if folder in PROGRAM_FOLDERS else PROGRAM_FOLDERS[0]
+                yield DriverFile(path, f"/{place}/{program}", frozenset({capability}))
                 break
 
 

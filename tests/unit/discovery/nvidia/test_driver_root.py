@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from driver_tree import linker_cache
 
 from dra_driver.discovery.nvidia.driver.root import AUTO, LIBRARY, DriverRoot, candidates, find_driver_root
 
@@ -136,3 +137,20 @@ def test_programs_are_found(tmp_path: Path) -> None:
     assert program is not None
     assert program.host == "/home/kubernetes/bin/nvidia/bin/nvidia-smi"
     assert root.program("nvidia-persistenced") is None
+
+
+def test_a_driver_in_a_folder_of_its_own_has_its_programs_beside_it(tmp_path: Path) -> None:
+    """As in images whose /usr/bin/nvidia-smi is a script that starts /usr/local/nvidia/bin/nvidia-smi."""
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/ld.so.cache").write_bytes(
+        linker_cache(("libcuda.so.1", "/usr/local/nvidia/lib64/libcuda.so.1"))
+    )
+    for place in ("usr/bin", "usr/local/nvidia/bin"):
+        (tmp_path / place).mkdir(parents=True)
+    (tmp_path / "usr/bin/nvidia-smi").write_text("#!/bin/sh\nexec /usr/local/nvidia/bin/nvidia-smi\n")
+    root = DriverRoot("/", tmp_path)
+    assert root.program("nvidia-smi") is None
+    (tmp_path / "usr/local/nvidia/bin/nvidia-smi").write_bytes(b"\x7fELF")
+    found = root.program("nvidia-smi")
+    assert found is not None
+    assert found.host == "/usr/local/nvidia/bin/nvidia-smi"

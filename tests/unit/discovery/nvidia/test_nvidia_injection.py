@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from driver_tree import LIB, complete, completed, driver, gpu, mounted, seen, touch
+from driver_tree import LIB, complete, completed, driver, gpu, linker_cache, mounted, seen, touch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -202,6 +202,20 @@ def test_libraries_in_several_folders_belong_together(tmp_path: Path) -> None:
     assert {f"{TRIPLET}/libcuda.so", f"{TRIPLET}/libnvidia-nvvm.so.{VERSION}"} <= set(places)
     # The first leads to what is not seen here, and the runtime follows it on the host.
     assert places["/usr/bin/nvidia-smi"] == "/usr/bin/nvidia-smi"
+    assert "/usr/bin/nvidia-debugdump" not in places
+
+
+def test_programs_are_those_beside_the_libraries_and_no_scripts(tmp_path: Path) -> None:
+    own = "usr/local/nvidia"
+    driver(tmp_path, f"{own}/lib64")
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/ld.so.cache").write_bytes(linker_cache(("libcuda.so.1", f"/{own}/lib64/libcuda.so.1")))
+    touch(tmp_path, f"{own}/bin/nvidia-smi", "usr/bin/nvidia-persistenced")
+    for script in ("nvidia-smi", "nvidia-debugdump"):
+        (tmp_path / "usr/bin" / script).write_text(f"#!/bin/sh\nexec /{own}/bin/{script}\n")
+    places = mounted(material(tmp_path))
+    assert places["/usr/bin/nvidia-smi"] == f"/{own}/bin/nvidia-smi"
+    assert places["/usr/bin/nvidia-persistenced"] == "/usr/bin/nvidia-persistenced"
     assert "/usr/bin/nvidia-debugdump" not in places
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import socket
-import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
 import yaml
-from driver_tree import LIB, complete, driver, gpu, mounted, seen, touch
+from driver_tree import LIB, complete, driver, gpu, linker_cache, mounted, seen, touch
 
 from dra_driver.cdi import DeviceNode
 from dra_driver.discovery.nvidia.driver import ld_cache
@@ -85,28 +84,17 @@ def test_sockets_of_the_drivers_daemons_are_mounted(
         Path("socket").unlink()
 
 
-def cache(*entries: tuple[str, str]) -> bytes:
-    header = struct.Struct("<20sII20x")
-    strings, offsets = b"", []
-    base = header.size + 24 * len(entries)
-    for name, path in entries:
-        offsets.append((base + len(strings), base + len(strings) + len(name) + 1))
-        strings += name.encode() + b"\0" + path.encode() + b"\0"
-    packed = b"".join(struct.pack("<iIIIQ", 0x303, n, p, 0, 0) for n, p in offsets)
-    return header.pack(b"glibc-ld.so.cache1.1", len(entries), len(strings)) + packed + strings
-
-
 def test_the_linkers_cache_tells_where_libraries_are(tmp_path: Path) -> None:
     driver(tmp_path, "opt/nvidia/lib")
     touch(tmp_path, "etc/ld.so.cache")
     entries = (("libc.so.6", "/lib/libc.so.6"), ("libcuda.so.1", "/opt/nvidia/lib/libcuda.so.1"))
-    (tmp_path / "etc/ld.so.cache").write_bytes(b"ld.so-1.7.0\0old" + cache(*entries))
+    (tmp_path / "etc/ld.so.cache").write_bytes(b"ld.so-1.7.0\0old" + linker_cache(*entries))
     (material,) = complete(tmp_path, gpu())
     assert "/opt/nvidia/lib/libcuda.so.570.148.08" in mounted(material).values()
 
 
 def test_a_broken_cache_is_no_cache() -> None:
-    whole = cache(("libcuda.so.1", "/x/libcuda.so.1"))
+    whole = linker_cache(("libcuda.so.1", "/x/libcuda.so.1"))
     assert list(ld_cache.libraries(whole)) == [("libcuda.so.1", "/x/libcuda.so.1")]
     assert list(ld_cache.libraries(b"garbage")) == []
     for cut in range(len(whole)):

@@ -111,7 +111,9 @@ def test_a_gpu_lost_while_waiting_is_told_and_the_others_are_watched_on(probe: s
 
 
 def test_samples_hold_what_the_gpu_tells(probe: stub.Probe) -> None:
-    probe.open(gpus("used 1048576", "utilization 37 4", "temperature 61", "power 312500"))
+    probe.open(
+        gpus("used 1048576", "reserved 644874240", "utilization 37 4", "temperature 61", "power 312500")
+    )
     assert probe.sample() == []  # sampling opens nothing
     probe.discover()
     bare, full = probe.sample()
@@ -125,6 +127,12 @@ def test_samples_hold_what_the_gpu_tells(probe: stub.Probe) -> None:
         "errors": {},
     }
     assert (bare["utilization"], bare["temperature"], bare["power"]) == (None, None, None)
+
+
+def test_what_the_driver_reserves_is_used_where_the_driver_is_too_old_to_tell(probe: stub.Probe) -> None:
+    probe.open(gpus("used 1048576", "reserved 2097152", "fail nvmlDeviceGetMemoryInfo_v2 13"))
+    probe.discover()
+    assert probe.sample()[1]["memory_used"] == 3145728
 
 
 def test_a_failing_call_costs_one_value(probe: stub.Probe) -> None:
