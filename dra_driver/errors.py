@@ -20,9 +20,10 @@
     ├── NotLeading                a write was not sent: another process may hold the lease
     ├── DiscoveryError            a backend cannot look at the hardware
     └── PrepareError              a claim cannot be prepared; the text goes to the pod's Event
-        └── DeviceNodeAbsent      its document would name a device node that is not there
-            └── PartitionAbsent   admin access to a partition that is not there
-            └── PartitionAbsent   admin access to a partition that is not there
+        ├── DeviceNodeAbsent      its document would name a device node that is not there
+        │   └── PartitionAbsent   admin access to a partition that is not there
+        ├── DriverRefused         a kernel driver does not take a PCI function back
+        └── StillPreparing        a backend is at work, and the kubelet has to ask again
 
 "It does not fit" is not an exception: allocation returns it as a value with reasons.
 """
@@ -40,6 +41,7 @@ __all__ = [
     "DeviceNodeAbsent",
     "DiscoveryError",
     "DraError",
+    "DriverRefused",
     "Forbidden",
     "Gone",
     "Invalid",
@@ -52,6 +54,7 @@ __all__ = [
     "PartitionAbsent",
     "PrepareError",
     "ServerBusy",
+    "StillPreparing",
 ]
 
 
@@ -185,6 +188,10 @@ class DeviceNodeAbsent(PrepareError):
 
 class DriverRefused(PrepareError):
     """A kernel driver does not take a PCI function back, which is bound to none now."""
+
+
+class StillPreparing(PrepareError):
+    """A backend still prepares a device, within the time that it has planned: nothing is to be undone."""
 
 
 class PartitionAbsent(DeviceNodeAbsent):

@@ -193,10 +193,13 @@ class DevicePlan:
         settings: plain data that JSON can hold, at most 8 KiB. It is written down durably before anything is
             done, and handed to prepare and to unprepare as it is: what has to be set back belongs into it.
         edits: what the container gets besides what the device itself brings.
+        seconds: that ``prepare_device`` may take, from 1 to 3600; if None, 25. What takes longer than 25 s
+            goes on while the kubelet asks again and again, about once a minute.
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     edits: ContainerEdits = _NO_EDITS
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -367,9 +367,9 @@ class ClaimPreparation(Protocol):
     The agent plans, writes the plan down durably, prepares, and only then tells the kubelet. Whatever it is
     killed in, and however often: at its next start what was begun and not finished is unprepared by its plan.
     Calls block and run in threads, one at a time for each device, several for different ones. After 5 s
-    (``plan_device``) or 25 s (the others) the claim is refused for now, and the device is not asked again
-    before the call has come back; then what it has done is undone. An exception refuses the claim; its text
-    goes to the pod's Event.
+    (``plan_device``), 25 s (the others) or ``DevicePlan.seconds`` (``prepare_device``) the claim is refused
+    for now, and the device is not asked again before the call has come back; then what it has done is undone.
+    An exception refuses the claim; its text goes to the pod's Event.
     """
 
     @property

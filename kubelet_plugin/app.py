@@ -123,7 +123,7 @@ class Plugin:
         self._io = ThreadPoolExecutor(8, thread_name_prefix="io")
         self._boot_id = _boot_id(configuration.procfs_root)
         self._setup = set_up(configuration, backends, functions=functions)
-        self._effects = BackendEffects(backends)
+        self._effects = BackendEffects(backends, locks=configuration.state / "backends")
         self.notices = Notices(client, self._clock, configuration.node_name)
         self._memory = HealthFile(
             configuration.health_memory, backends, self._io, boot_id=self._boot_id, report=self.notices.report

@@ -16,7 +16,7 @@ from dra_driver.preparation.claim import (
     PreparedClaim,
     PreparedDevice,
 )
-from dra_driver.preparation.effects import planned
+from dra_driver.preparation.effects import PlannedEffect, planned
 from dra_driver.preparation.files.checkpoint import Checkpoint
 from dra_driver.preparation.files.document import RECORD_ANNOTATION, annotated, named_on_host, without_absent
 from dra_driver.preparation.files.metadata import METADATA_FILE, metadata_files
@@ -62,6 +62,7 @@ __all__ = [
     "NodeProcess",
     "PartitionRecord",
     "PassthroughPolicy",
+    "PlannedEffect",
     "PodReference",
     "PreparedClaim",
     "PreparedDevice",

@@ -147,11 +147,13 @@ class EffectRecord(Wire, frozen=True, kw_only=True):
         parameters: opaque parameters of a kind of the backend, as written, until it has planned; empty where
             none are given.
         settings: JSON object, as the backend has planned it. It gets it back to prepare, and to unprepare.
+        seconds: that the backend may take to prepare the device; 0 if it did not say.
     """
 
     backend: str
     parameters: str = ""
     settings: str = ""
+    seconds: float = 0.0
 
 
 class PreparedDevice(Wire, frozen=True, kw_only=True):

@@ -33,6 +33,7 @@ class Event(enum.Enum):
     PREPARE = "the kubelet wants it, and there is a plan"
     APPLIED = "all side effects are in place"
     FAILED = "a side effect could not be made"
+    RESUME = "the kubelet asks again, and a backend has been at work since it asked last"
     UNPREPARE = "the kubelet does not need it any more"
     RESTART = "the plugin finds this record, or a file without one, and does not know the devices yet"
     REVIEW = "the plugin knows the devices: after its start, now and then, and when they have changed"
@@ -125,10 +126,13 @@ TRANSITIONS: Final[Mapping[tuple[ClaimState, Event], Transition]] = MappingProxy
     {
         (_ABSENT, Event.PREPARE): Transition(_STARTED, (Effect.SAVE, *_MAKE, Effect.WRITE_SPEC)),
         # There is no prepare from STARTED: an earlier attempt that ended half-way and whose undoing failed
-        # too is undone first, by its own record, because the new plan may be another one.
+        # too is undone first, by its own record, because the new plan may be another one. One that has not
+        # ended is resumed.
         (_COMPLETED, Event.PREPARE): Transition(_COMPLETED, (*_MAKE_AGAIN, Effect.VERIFY_SPEC)),
         (_COMPLETED, Event.REVIEW): Transition(_COMPLETED, (*_MAKE_AGAIN, Effect.VERIFY_SPEC)),
         (_COMPLETED, Event.WITHDRAW): Transition(_COMPLETED, (Effect.REMOVE_SPEC,)),
+        # Nothing is planned anew, and what was made before the backend is there already.
+        (_STARTED, Event.RESUME): Transition(_STARTED, (*_MAKE, Effect.WRITE_SPEC)),
         (_STARTED, Event.APPLIED): Transition(_COMPLETED, (Effect.SAVE,)),
         (_STARTED, Event.FAILED): Transition(_ABSENT, _UNDO),
         # Unknown claims succeed: the kubelet also unprepares what it failed to prepare.

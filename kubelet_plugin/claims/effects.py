@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 import structlog
 
-from dra_driver.errors import DeviceNodeAbsent
+from dra_driver.errors import DeviceNodeAbsent, StillPreparing
 from dra_driver.preparation import ClaimState, Effect, Event, PreparedClaim, metadata_files, transition
 from kubelet_plugin.claims.cdi_directory import Specs
 from kubelet_plugin.claims.host_files import Host
@@ -90,6 +90,7 @@ class Effects:
             The new state, and the record with what is known only after the effects.
 
         Raises:
+            StillPreparing: a backend needs longer; the effects before it are made, and noted.
             DraError: an effect could not be made; those before it are.
             OSError: likewise.
         """
@@ -97,6 +98,11 @@ class Effects:
         for effect in step.effects:
             try:
                 record = await self._one_effect(effect, claim, record, step.state)
+            except StillPreparing:
+                # What was made before is known only here, and the process may end before it goes on.
+                if record is not None and step.state is ClaimState.STARTED:
+                    await self._save(Effect.NOTE, claim, record, step.state)
+                raise
             except Exception:
                 self.failures[_FAILURES.get(effect, "hardware")] += 1
                 raise

@@ -20,7 +20,7 @@ from typing import Final
 import structlog
 
 from dra_driver.api.meta import PoolName, Uid
-from dra_driver.errors import DraError, PartitionAbsent, PrepareError
+from dra_driver.errors import DraError, PartitionAbsent, PrepareError, StillPreparing
 from dra_driver.ports import KubeClient
 from dra_driver.preparation import (
     ClaimState,
@@ -29,6 +29,7 @@ from dra_driver.preparation import (
     PassthroughPolicy,
     PreparedClaim,
     PreparedDevice,
+    check_identity,
     check_uid,
     renewed,
 )
@@ -115,8 +116,10 @@ class Preparer:
         self._timing = timing or Timing()
         self._metadata: Metadata = metadata or NoMetadata()
         host = host or EverythingThere()
-        backends = backends or BackendEffects()
-        self._reservations = DeviceReservations(checkpoints, node_lock=node_lock, boot_id=boot_id)
+        self._backends = backends = backends or BackendEffects()
+        self._reservations = DeviceReservations(
+            checkpoints, node_lock=node_lock, boot_id=boot_id, written_elsewhere=backends.forget
+        )
         self._recovery = Recovery(driver, report)
         self._planner = Planner(
             driver=driver,
@@ -150,6 +153,7 @@ class Preparer:
             looked=looked,
             look=look,
             complete=complete,
+            is_preparing=backends.is_preparing,
             report=report,
         )
 
@@ -337,13 +341,19 @@ class Preparer:
                     # Tried at the start; a disk that was full then must not make this boot look like another.
                     await claim.note_boot()
                     return await self._repeat(claim)
+            except StillPreparing:
+                raise  # it has been waited for
             except PrepareError as e:
                 if not e.retryable or self._now() + _LOOK_AGAIN_SECONDS > limit:
                     raise
             await asyncio.sleep(_LOOK_AGAIN_SECONDS)
 
     async def _repeat(self, claim: Reservation) -> tuple[PreparedDevice, ...] | None:
-        """Answer for a claim that is prepared already; None for any other, of which nothing is left then."""
+        """Answer for a claim that is prepared already, or finish one that a backend is at work for.
+
+        Returns:
+            None for any other claim, of which nothing is left then.
+        """
         record = claim.record
         if record is None or record.ended:
             return None
@@ -351,6 +361,8 @@ class Preparer:
             await self._upkeep.end(claim, record)
             return None
         if record.state is not ClaimState.COMPLETED:
+            if self._backends.is_preparing(record):
+                return await self._resume(claim, record)
             # An earlier attempt ended half-way and its undoing failed too: its record says what is left.
             await self._undo(claim)
             return None
@@ -394,28 +406,45 @@ class Preparer:
 
     async def _apply(self, claim: Reservation, planned: PreparedClaim) -> tuple[PreparedDevice, ...]:
         """Make the devices of a claim usable that are reserved for it, or leave nothing of it."""
-        record = planned
         state = claim.record.standing if claim.record is not None else ClaimState.ABSENT
-        try:
+        async with self._all_or_nothing(claim):
             # While it waited for the devices they may have changed.
             record = renewed(self._driver, planned, self._devices())
             record = await self._hardware.look(record, claim.holdings)
             claim.refine(record)
-            state, made = await self._effects.carry_out(claim, record, state, Event.PREPARE)
-            record = made or record
-            await self._effects.carry_out(claim, record, state, Event.APPLIED)
-            if claim.record is not None:
-                self._upkeep.saw(claim.record)
+            return await self._finish(claim, record, state, Event.PREPARE)
+
+    async def _resume(self, claim: Reservation, record: PreparedClaim) -> tuple[PreparedDevice, ...]:
+        """Make the devices of a claim usable for which a backend was at work when the last call ended."""
+        async with self._all_or_nothing(claim):
+            check_identity(record, self._devices())
+            return await self._finish(claim, record, ClaimState.STARTED, Event.RESUME)
+
+    async def _finish(
+        self, claim: Reservation, record: PreparedClaim, state: ClaimState, event: Event
+    ) -> tuple[PreparedDevice, ...]:
+        state, made = await self._effects.carry_out(claim, record, state, event)
+        record = made or record
+        await self._effects.carry_out(claim, record, state, Event.APPLIED)
+        if claim.record is not None:
+            self._upkeep.saw(claim.record)
+        return record.devices
+
+    @contextlib.asynccontextmanager
+    async def _all_or_nothing(self, claim: Reservation) -> AsyncIterator[None]:
+        """Undo what was begun for a claim if it fails, unless a backend just needs longer."""
+        try:
+            yield
+        except StillPreparing as e:
+            log.info("a backend is still preparing a device", uid=claim.uid, why=str(e))
+            raise
         except Exception as e:  # also a bug in a backend: nothing may stay half-made
             try:
                 await self._undo(claim)
             except Exception as undo:
                 # The record stays STARTED and the devices stay held until the next call or start.
-                log.error(
-                    "a failed prepare could not be undone", uid=record.uid, error=str(e), undo=str(undo)
-                )
+                log.error("a failed prepare could not be undone", uid=claim.uid, error=str(e), undo=str(undo))
             raise
-        return record.devices
 
     async def _undo(self, claim: Reservation) -> None:
         # Without a durable record nothing was begun, and what is at the places of its partitions is not ours.

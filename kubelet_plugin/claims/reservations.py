@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Final, Protocol
 
 from dra_driver.api.meta import Uid
@@ -101,13 +101,20 @@ class DeviceReservations:
         checkpoints: the durable records.
         node_lock: what keeps other instances of the plugin out; defaults to there being none.
         boot_id: which boot of the machine this is; empty where that is not known.
+        written_elsewhere: called when another instance has written records since this one looked.
     """
 
     def __init__(
-        self, checkpoints: Checkpoints, *, node_lock: NodeLock | None = None, boot_id: str = ""
+        self,
+        checkpoints: Checkpoints,
+        *,
+        node_lock: NodeLock | None = None,
+        boot_id: str = "",
+        written_elsewhere: Callable[[], None] = lambda: None,
     ) -> None:
         self._checkpoints = checkpoints
         self._boot_id = boot_id
+        self._written_elsewhere = written_elsewhere
         self._holdings = Holdings()
         self._claim_locks = ClaimLocks()
         self._node_lock: NodeLock = node_lock or NoNodeLock()
@@ -186,6 +193,7 @@ class DeviceReservations:
         No transaction of this process is under way, so that nothing is held but what is recorded.
         """
         if not self._starting and await self._checkpoints.refresh():
+            self._written_elsewhere()
             self._hold_what_is_recorded()
 
     def _hold_what_is_recorded(self) -> None:

@@ -48,6 +48,7 @@ class Upkeep:
         looked: when the look began that found ``devices``, a time of the loop's clock.
         look: asks for another look.
         complete: whether ``devices`` is all there is, so that what is not in it is not on the node.
+        is_preparing: whether a backend is at work for a claim, and the kubelet will ask again.
         report: called with the kind (see ``notices``) and the text of what is found.
     """
 
@@ -63,6 +64,7 @@ class Upkeep:
         looked: Callable[[], float],
         look: Callable[[], None],
         complete: Callable[[], bool],
+        is_preparing: Callable[[PreparedClaim], bool],
         report: Callable[[str, str], None],
     ) -> None:
         self._driver = driver
@@ -76,6 +78,7 @@ class Upkeep:
         # Each record and since when it is known here.
         self._known_since: dict[Uid, tuple[PreparedClaim, float]] = {}
         self._complete = complete
+        self._is_preparing = is_preparing
         self._report = report
         self.unsettled: dict[Uid, str] = {}
 
@@ -124,6 +127,8 @@ class Upkeep:
             return
         if record is not None and state is ClaimState.COMPLETED and self._known(record):
             await self.renew(claim, record, Event.REVIEW)
+            return
+        if record is not None and state is ClaimState.STARTED and self._is_preparing(record):
             return
         if state is ClaimState.STARTED:
             log.warning("undoing a prepare that did not end", uid=claim.uid)

@@ -1,29 +1,56 @@
 """Calls to a backend of a third party: in threads, bounded in time, none twice while it hangs.
 
-A call that does not come back keeps its thread, and whatever it is about; nothing else waits for it.
+A call that does not come back keeps its thread, and whatever it is about; nothing else waits for it. A call
+that may take longer than the kubelet waits goes on, and the kubelet's next call waits for it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import structlog
 
-from dra_driver.errors import DraError, PrepareError
+from dra_driver.errors import DraError, PrepareError, StillPreparing
+from dra_driver.hardware import DeviceWork
 
 __all__ = ["BackendCalls"]
 
 _T = TypeVar("_T")
 # A call for each device of a node may be under way.
 _THREADS: Final = 8
+# The kubelet asks again within two minutes. A call that nobody has asked for again by then is undone.
+_KEPT_SECONDS: Final = 600.0
+# A call for which less is left than this has used up its time.
+_SLACK_SECONDS: Final = 0.1
 _CHARACTERS: Final = 400
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]+")
 
 log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Slow:
+    """A call that goes on after its caller has had to answer.
+
+    Attributes:
+        work: what it is about, by which the one who asks again is known.
+        future: its end.
+        began: when it began, a time of the loop's clock.
+        seconds: that it may take.
+    """
+
+    work: DeviceWork
+    future: asyncio.Future[Any]
+    began: float
+    seconds: float
 
 
 class BackendCalls:
@@ -31,15 +58,20 @@ class BackendCalls:
 
     Args:
         name: of the backend, for messages.
+        locks: folder with a lock for each device, by which the calls of two instances of the plugin wait for
+            each other; if None, there is one instance.
         threads: as many calls may be under way; those that hang are among them.
     """
 
-    def __init__(self, name: str, threads: int = _THREADS) -> None:
+    def __init__(self, name: str, locks: Path | None = None, threads: int = _THREADS) -> None:
         self._name = name
+        self._folder = locks
         self._threads = threads
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=f"claims-{name}")
         self._locks: dict[str, asyncio.Lock] = {}
         self._under_way: dict[str, asyncio.Future[Any]] = {}
+        # By what the claim does to what: several may share a device.
+        self._slow: dict[tuple[str, str, str], _Slow] = {}
 
     async def call(self, about: str, seconds: float, work: Callable[..., _T], *args: object) -> _T:
         """Call in a thread; calls about one thing wait for each other.
@@ -54,23 +86,127 @@ class BackendCalls:
             PrepareError: it has failed, takes too long, or another one about the same thing hangs.
         """
         async with self._locks.setdefault(about, asyncio.Lock()):
-            if about in self._under_way:
-                raise self._late(about, "an earlier call has not come back yet")
-            if len(self._under_way) >= self._threads:
-                raise self._late(about, f"{len(self._under_way)} calls have not come back yet")
-            future = asyncio.get_running_loop().run_in_executor(self._executor, self._guarded, work, args)
-            # Until it ends, also after its caller has given up.
-            self._under_way[about] = future
-            future.add_done_callback(lambda _: self._under_way.pop(about, None))
-            done, _ = await asyncio.wait([future], timeout=seconds)
-            if not done:
-                log.error("a call to a backend does not come back", backend=self._name, device=about)
-                raise self._late(about, f"no answer after {seconds:g} s")
-            return done.pop().result()
+            future = self._start(about, self._guarded, work, args)
+            return await self._end(about, future, seconds)
+
+    async def undo(
+        self, about: str, seconds: float, work: Callable[[DeviceWork], None], argument: DeviceWork
+    ) -> None:
+        """Call what undoes ``go_on`` with the same argument, after the end of that, whose result is dropped.
+
+        Raises:
+            PrepareError: as ``call``.
+        """
+        async with self._locks.setdefault(about, asyncio.Lock()):
+            end = _now() + seconds
+            slow = self._slow.pop(_key(about, argument), None)
+            if slow is not None:
+                await asyncio.wait([slow.future], timeout=seconds)
+            future = self._start(about, self._alone, about, work, (argument,))
+            await self._end(about, future, end - _now(), seconds)
+
+    async def go_on(
+        self,
+        about: str,
+        wait: float,
+        seconds: float,
+        work: Callable[[DeviceWork], None],
+        argument: DeviceWork,
+    ) -> None:
+        """Call in a thread, alone among instances, or wait for the end of the same call begun before.
+
+        One that has ended well is not made again until ``settle``.
+
+        Args:
+            about: for messages: the device.
+            wait: for how many seconds its end is waited for.
+            seconds: that it may take from its beginning.
+            work: what is called.
+            argument: its argument, by which the call is known again.
+
+        Raises:
+            StillPreparing: it has not ended, and may take longer.
+            PrepareError: it has failed, takes too long, or another one about the same thing hangs.
+        """
+        async with self._locks.setdefault(about, asyncio.Lock()):
+            key = _key(about, argument)
+            slow = self._slow.get(key)
+            if slow is None or slow.work != argument:
+                future = self._start(about, self._alone, about, work, (argument,))
+                slow = self._slow[key] = _Slow(argument, future, _now(), seconds)
+            left = slow.began + slow.seconds - _now()
+            done, _ = await asyncio.wait([slow.future], timeout=max(0.0, min(wait, left)))
+            if not done and left > wait + _SLACK_SECONDS:
+                taken = _now() - slow.began
+                raise StillPreparing(
+                    f"device {about}: backend {self._name} still prepares it: {taken:.0f} s of at most "
+                    f"{slow.seconds:g} s",
+                    retryable=True,
+                )
+            try:
+                await self._end(about, slow.future, 0.0, slow.seconds)
+            except BaseException:
+                self._slow.pop(key, None)
+                raise
+
+    def goes_on(self, about: str, work: DeviceWork) -> bool:
+        """Return whether ``go_on`` with this argument would wait for a call that was begun before."""
+        slow = self._slow.get(_key(about, work))
+        return slow is not None and slow.work == work and _now() < slow.began + slow.seconds + _KEPT_SECONDS
+
+    def settle(self, about: str, work: DeviceWork) -> None:
+        """Drop the result of a call of ``go_on``: the claim has what it needs."""
+        self._slow.pop(_key(about, work), None)
+
+    def forget(self) -> None:
+        """Drop the results of all of them: what was begun does not count any more."""
+        self._slow.clear()
 
     def close(self) -> None:
         """Take no more calls; one that hangs is not waited for."""
         self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _start(self, about: str, work: Callable[..., _T], *args: object) -> asyncio.Future[_T]:
+        if about in self._under_way:
+            raise self._late(about, "an earlier call has not come back yet")
+        if len(self._under_way) >= self._threads:
+            raise self._late(about, f"{len(self._under_way)} calls have not come back yet")
+        future = asyncio.get_running_loop().run_in_executor(self._executor, work, *args)
+        # Until it ends, also after its caller has given up.
+        self._under_way[about] = future
+        future.add_done_callback(lambda f: self._ended(about, f))
+        return future
+
+    async def _end(
+        self, about: str, future: asyncio.Future[_T], seconds: float, said: float | None = None
+    ) -> _T:
+        done, _ = await asyncio.wait([future], timeout=max(0.0, seconds))
+        if not done:
+            log.error("a call to a backend does not come back", backend=self._name, device=about)
+            raise self._late(about, f"no answer after {seconds if said is None else said:g} s")
+        return done.pop().result()
+
+    def _ended(self, about: str, future: asyncio.Future[Any]) -> None:
+        self._under_way.pop(about, None)
+        if not future.cancelled():
+            future.exception()  # asked for: nobody may wait for it any more
+
+    def _alone(self, about: str, work: Callable[..., _T], args: tuple[object, ...]) -> _T:
+        """Call while no other instance of the plugin does anything to the device."""
+        if self._folder is None:
+            return self._guarded(work, args)
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            lock = os.open(self._folder / f"{about}.lock", flags, 0o600)
+        except OSError as e:
+            raise PrepareError(f"device {about} cannot be locked: {e}", retryable=True) from e
+        try:
+            # The end of the process, however it comes, releases it.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return self._guarded(work, args)
+        finally:
+            os.close(lock)
 
     def _late(self, about: str, why: str) -> PrepareError:
         return PrepareError(f"device {about}: backend {self._name}: {why}", retryable=True)
@@ -90,3 +226,11 @@ class BackendCalls:
         """Return a text for the Event of a pod: one line, of bounded length."""
         text = _CONTROL.sub(" ", text)
         return f"backend {self._name}: {text if len(text) <= _CHARACTERS else text[:_CHARACTERS] + '…'}"
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _key(about: str, work: DeviceWork) -> tuple[str, str, str]:
+    return about, work.claim_uid, work.share_id

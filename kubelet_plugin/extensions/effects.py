@@ -6,9 +6,11 @@ devices are its own.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -18,7 +20,14 @@ from dra_driver.cdi import ContainerEdits
 from dra_driver.errors import ConfigurationError, PrepareError
 from dra_driver.hardware import DevicePlan, DeviceUse, DeviceWork
 from dra_driver.ports import ClaimPreparation, DeviceBackend
-from dra_driver.preparation import EffectRecord, NodeDevice, PreparedClaim, PreparedDevice, planned
+from dra_driver.preparation import (
+    EffectRecord,
+    NodeDevice,
+    PlannedEffect,
+    PreparedClaim,
+    PreparedDevice,
+    planned,
+)
 from kubelet_plugin.extensions.calls import BackendCalls
 
 __all__ = ["PLAN_SECONDS", "WORK_SECONDS", "BackendEffects"]
@@ -31,10 +40,10 @@ WORK_SECONDS: Final = 25.0
 class _Backend:
     """A backend that prepares its devices, and what it understands."""
 
-    def __init__(self, preparation: ClaimPreparation) -> None:
+    def __init__(self, preparation: ClaimPreparation, locks: Path | None) -> None:
         self.preparation = preparation
         self.kinds = kinds_by_name(preparation.parameters)
-        self.calls = BackendCalls(preparation.name)
+        self.calls = BackendCalls(preparation.name, locks)
 
     def plan(self, use: DeviceUse, text: str) -> DevicePlan | None:
         """Decode the parameters and plan. Blocks, for both are the backend's code."""
@@ -59,15 +68,24 @@ class BackendEffects:
 
     Args:
         backends: all backends of the node; those that prepare nothing are left out.
-        seconds: that one call to prepare or to unprepare may take.
+        locks: folder for the locks of devices, see ``BackendCalls``.
+        seconds: that one call to prepare or to unprepare may take, where the plan says nothing else; for so
+            long a call of the kubelet waits for all its devices.
 
     Raises:
         ConfigurationError: a backend brings no kind where it says so, or two have one name or one kind; all
             findings at once.
     """
 
-    def __init__(self, backends: Sequence[DeviceBackend] = (), *, seconds: float = WORK_SECONDS) -> None:
+    def __init__(
+        self,
+        backends: Sequence[DeviceBackend] = (),
+        *,
+        locks: Path | None = None,
+        seconds: float = WORK_SECONDS,
+    ) -> None:
         self._seconds = seconds
+        self._locks = locks
         self._backends: dict[str, _Backend] = {}
         self.kinds: dict[tuple[str, str], str] = {}
         self.released = ""
@@ -83,7 +101,7 @@ class BackendEffects:
         if name in self._backends:
             return [f"--backend {name}: named twice; what it does to devices could not be told apart"]
         try:
-            added = _Backend(backend)
+            added = _Backend(backend, self._locks)
         except ConfigurationError as e:
             return [f"--backend {name}: {finding}" for finding in e.findings]
         taken = [k for k in added.kinds if k in self.kinds]
@@ -101,7 +119,7 @@ class BackendEffects:
         Raises:
             PrepareError: a backend refuses the claim, or cannot be asked.
         """
-        plans: dict[int, tuple[Mapping[str, Any], ContainerEdits] | None] = {}
+        plans: dict[int, PlannedEffect | None] = {}
         for position, device in enumerate(record.devices):
             if device.effect is None:
                 continue
@@ -109,17 +127,39 @@ class BackendEffects:
             use = _use(record, device)
             key = _key(device)
             plan = await backend.calls.call(key, PLAN_SECONDS, backend.plan, use, device.effect.parameters)
-            plans[position] = None if plan is None else (plan.settings, plan.edits)
+            plans[position] = None if plan is None else PlannedEffect(plan.settings, plan.edits, plan.seconds)
         return planned(driver, record, plans, devices)
 
     async def prepare(self, record: PreparedClaim) -> None:
         """Let the backends do what the record says.
 
         Raises:
+            StillPreparing: one of them needs longer than the kubelet waits; call it again.
             PrepareError: one of them has failed, or cannot be asked.
         """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._seconds
         for device, effect in record.effects:
-            await self._work(record, device, effect, lambda b: b.prepare_device)
+            backend = self._of(effect)
+            work = _work(record, device, effect)
+            left = end - loop.time()
+            seconds = effect.seconds or self._seconds
+            await backend.calls.go_on(_key(device), left, seconds, backend.preparation.prepare_device, work)
+        for device, effect in record.effects:
+            self._of(effect).calls.settle(_key(device), _work(record, device, effect))
+
+    def is_preparing(self, record: PreparedClaim) -> bool:
+        """Return whether ``prepare`` of this record was begun by this process, and can be called again."""
+        return any(
+            backend.calls.goes_on(_key(device), _work(record, device, effect))
+            for device, effect in record.effects
+            if (backend := self._backends.get(effect.backend)) is not None
+        )
+
+    def forget(self) -> None:
+        """Forget what is being prepared: another instance may have undone it."""
+        for backend in self._backends.values():
+            backend.calls.forget()
 
     async def unprepare(self, record: PreparedClaim) -> None:
         """Let the backends undo what the record says, the last first; each is asked, whatever others do.
@@ -130,7 +170,9 @@ class BackendEffects:
         failed: PrepareError | None = None
         for device, effect in reversed(record.effects):
             try:
-                await self._work(record, device, effect, lambda b: b.unprepare_device)
+                backend = self._of(effect)
+                undo = backend.preparation.unprepare_device
+                await backend.calls.undo(_key(device), self._seconds, undo, _work(record, device, effect))
             except PrepareError as e:
                 failed = failed or e
         if failed is not None:
@@ -140,25 +182,6 @@ class BackendEffects:
         """Take no more calls; one that hangs is not waited for."""
         for backend in self._backends.values():
             backend.calls.close()
-
-    async def _work(
-        self,
-        record: PreparedClaim,
-        device: PreparedDevice,
-        effect: EffectRecord,
-        what: Callable[[ClaimPreparation], Callable[[DeviceWork], None]],
-    ) -> None:
-        backend = self._of(effect)
-        work = DeviceWork(
-            claim_uid=record.uid,
-            namespace=record.namespace,
-            claim=record.name,
-            device=device.device,
-            uuid=device.uuid,
-            share_id=device.share_id or "",
-            settings=msgspec.json.decode(effect.settings) if effect.settings else {},
-        )
-        await backend.calls.call(_key(device), self._seconds, what(backend.preparation), work)
 
     def _of(self, effect: EffectRecord) -> _Backend:
         if self.released:
@@ -183,6 +206,18 @@ def _use(record: PreparedClaim, device: PreparedDevice) -> DeviceUse:
         uuid=device.uuid,
         profile=device.partition.profile if device.partition is not None else "",
         share_id=device.share_id or "",
+    )
+
+
+def _work(record: PreparedClaim, device: PreparedDevice, effect: EffectRecord) -> DeviceWork:
+    return DeviceWork(
+        claim_uid=record.uid,
+        namespace=record.namespace,
+        claim=record.name,
+        device=device.device,
+        uuid=device.uuid,
+        share_id=device.share_id or "",
+        settings=msgspec.json.decode(effect.settings) if effect.settings else {},
     )
 
 

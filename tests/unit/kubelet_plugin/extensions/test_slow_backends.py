@@ -1,0 +1,258 @@
+"""Backends that need longer to prepare a device than the kubelet waits."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import threading
+from pathlib import Path
+
+import pytest
+from crashing_stores import Disk
+from fake_client import FakeClient
+from npu_backend import Npu, given, node, run
+
+from dra_driver import sdk
+from dra_driver.errors import PrepareError, StillPreparing
+from dra_driver.preparation import Checkpoint, ClaimState
+from kubelet_plugin.claims.planning import ClaimReference
+from kubelet_plugin.claims.preparer import Preparer
+from kubelet_plugin.extensions.effects import BackendEffects
+
+# That a call of the kubelet waits, here.
+WAIT = 0.15
+
+
+class SlowNpu(Npu):
+    """Prepares a device when it is told to, and has planned to need up to a minute."""
+
+    def __init__(self, seconds: float | None = 60) -> None:
+        super().__init__()
+        self.finish = threading.Event()
+        self.plan = lambda use: sdk.DevicePlan({"watts": 100}, seconds=seconds)
+
+    def prepare_device(self, work: sdk.DeviceWork) -> None:
+        self.calls.append(f"prepare {work.device}")
+        assert self.finish.wait(30)
+        self.set[work.device] = work.settings["watts"]
+        self.in_prepare()
+
+
+async def prepared(
+    preparer: Preparer, reference: ClaimReference, passing: type[PrepareError] = StillPreparing
+) -> None:
+    """Ask as the kubelet does until it is prepared; such errors pass."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                await preparer.prepare(reference)
+                return
+            except passing:
+                await asyncio.sleep(0.02)
+
+
+async def still(preparer: Preparer, reference: ClaimReference) -> str:
+    with pytest.raises(StillPreparing) as caught:
+        await preparer.prepare(reference)
+    return str(caught.value)
+
+
+def test_it_goes_on_between_the_calls_of_the_kubelet() -> None:
+    npu = SlowNpu()
+
+    async def scenario(kube: FakeClient, disk: Disk) -> None:
+        preparer = node(disk, kube, npu, seconds=WAIT)
+        reference = given(kube, "one", "acme-0")
+        assert await still(preparer, reference) == (
+            "device acme-0: backend acme still prepares it: 0 s of at most 60 s"
+        )
+        assert set(disk.claims().values()) == {"PrepareStarted"}
+        assert not disk.specs
+        await still(preparer, reference)
+        await preparer.tidy()
+        # Another claim for the device waits, and its refusal undoes nothing.
+        with pytest.raises(PrepareError, match="acme-0"):
+            await preparer.prepare(given(kube, "other", "acme-0"))
+        npu.finish.set()
+        await prepared(preparer, reference)
+        assert npu.calls == ["plan acme-0", "prepare acme-0"]
+        assert set(disk.claims().values()) == {"PrepareCompleted"}
+        assert len(disk.specs) == 1
+        assert preparer.failures == {}
+        # Asked again it is prepared again, as every claim.
+        await preparer.prepare(reference)
+        assert npu.calls[2:] == ["prepare acme-0"]
+        await preparer.unprepare(reference)
+        assert not npu.set
+        assert not disk.claims()
+
+    run(scenario)
+
+
+def test_what_has_ended_in_between_is_not_done_twice() -> None:
+    """The second device begins when the first one has it; neither is prepared again for the other."""
+    npu = SlowNpu()
+
+    async def scenario(kube: FakeClient, disk: Disk) -> None:
+        preparer = node(disk, kube, npu, seconds=WAIT)
+        reference = given(kube, "one", "acme-0", "acme-1")
+        await still(preparer, reference)
+        npu.finish.set()
+        second = threading.Event()
+        npu.in_prepare = lambda: None if "acme-1" not in npu.set else (second.wait(30), None)[1]
+        await still(preparer, reference)
+        await still(preparer, reference)
+        second.set()
+        await prepared(preparer, reference)
+        assert [c for c in npu.calls if c.startswith("prepare")] == ["prepare acme-0", "prepare acme-1"]
+
+    run(scenario)
+
+
+def test_a_failure_in_between_is_told_and_undone() -> None:
+    npu = SlowNpu()
+
+    def fails() -> None:
+        raise sdk.PrepareError("the bitstream does not fit")
+
+    async def scenario(kube: FakeClient, disk: Disk) -> None:
+        preparer = node(disk, kube, npu, seconds=WAIT)
+        reference = given(kube, "one", "acme-0")
+        await still(preparer, reference)
+        npu.in_prepare = fails
+        npu.finish.set()
+        with pytest.raises(PrepareError, match="the bitstream does not fit"):
+            await prepared(preparer, reference)
+        assert npu.calls[-1] == "unprepare acme-0"
+        assert not npu.set
+        assert not disk.claims()
+
+    run(scenario)
+
+
+def test_one_that_takes_longer_than_it_has_planned_is_undone() -> None:
+    npu = SlowNpu(seconds=1)
+
+    async def scenario(kube: FakeClient, disk: Disk) -> None:
+        preparer = node(disk, kube, npu, seconds=WAIT)
+        reference = given(kube, "one", "acme-0")
+        with pytest.raises(PrepareError, match="no answer after 1 s"):
+            await prepared(preparer, reference)
+        npu.finish.set()
+        await prepared(preparer, reference, PrepareError)
+        assert npu.calls.count("unprepare acme-0") == 1
+
+    run(scenario)
+
+
+def test_a_pod_that_is_deleted_meanwhile_waits_for_the_end_and_undoes_it() -> None:
+    npu = SlowNpu()
+
+    async def scenario(kube: FakeClient, disk: Disk) -> None:
+        preparer = node(disk, kube, npu, seconds=WAIT)
+        reference = given(kube, "one", "acme-0")
+        await still(preparer, reference)
+        with pytest.raises(PrepareError, match="an earlier call has not come back yet"):
+            await preparer.unprepare(reference)
+        assert disk.claims()
+        npu.finish.set()
+        async with asyncio.timeout(30):
+            while disk.claims():
+                try:
+                    await preparer.unprepare(reference)
+                except PrepareError:
+                    await asyncio.sleep(0.02)
+        assert npu.calls[-1] == "unprepare acme-0"
+        assert not npu.set
+
+    run(scenario)
+
+
+def test_an_agent_that_is_killed_meanwhile_undoes_it_and_begins_anew() -> None:
+    npu = SlowNpu()
+
+    async def scenario(kube: FakeClient, disk: Disk) -> None:
+        reference = given(kube, "one", "acme-0")
+        await still(node(disk, kube, npu, seconds=WAIT), reference)
+        found, other = copy.copy(disk), Npu()
+        again = node(found, kube, other)
+        await again.restore()
+        assert other.calls == ["unprepare acme-0"]
+        assert not found.claims()
+        await again.prepare(reference)
+        assert other.calls[1:] == ["plan acme-0", "prepare acme-0"]
+        npu.finish.set()
+
+    run(scenario)
+
+
+def test_what_another_instance_has_written_ends_what_this_one_had_begun() -> None:
+    """During a rolling update the new instance may have undone it; its result counts for nothing then."""
+    npu = SlowNpu()
+
+    async def scenario(kube: FakeClient, disk: Disk) -> None:
+        effects = BackendEffects([npu], seconds=WAIT)
+        preparer = node(disk, kube, npu, effects=effects)
+        reference = given(kube, "one", "acme-0")
+        await still(preparer, reference)
+        npu.finish.set()
+        (record,) = Checkpoint.decode(disk.checkpoint)
+        assert effects.is_preparing(record)
+        effects.forget()
+        assert not effects.is_preparing(record)
+        await prepared(preparer, reference, PrepareError)
+        twice = ["plan acme-0", "prepare acme-0"]
+        assert npu.calls == [*twice, "unprepare acme-0", *twice]
+
+    run(scenario)
+
+
+def test_two_instances_do_not_work_on_one_device_at_once(tmp_path: Path) -> None:
+    old, new = SlowNpu(), Npu()
+
+    async def scenario(kube: FakeClient, disk: Disk) -> None:
+        locks = tmp_path / "backends"
+        reference = given(kube, "one", "acme-0")
+        first = node(disk, kube, old, effects=BackendEffects([old], locks=locks, seconds=WAIT))
+        await still(first, reference)
+        second = node(copy.copy(disk), kube, new, effects=BackendEffects([new], locks=locks, seconds=WAIT))
+        await second.restore()
+        assert new.calls == [], "the other instance's call has not ended"
+        assert [c.state for c in second.claims] == [ClaimState.STARTED]
+        old.finish.set()
+        async with asyncio.timeout(30):
+            while second.claims:
+                await second.tidy()
+                await asyncio.sleep(0.02)
+        # The call that had waited too long for the other instance has been made as well.
+        assert set(new.calls) == {"unprepare acme-0"}
+        assert (locks / "acme-0.lock").stat().st_mode & 0o777 == 0o600
+
+    run(scenario)
+
+
+def test_a_lock_that_cannot_be_had_refuses_the_claim(tmp_path: Path) -> None:
+    npu = Npu()
+
+    async def scenario(kube: FakeClient, disk: Disk) -> None:
+        locks = tmp_path / "not-there" / "backends"
+        preparer = node(disk, kube, npu, effects=BackendEffects([npu], locks=locks))
+        with pytest.raises(PrepareError, match="device acme-0 cannot be locked"):
+            await preparer.prepare(given(kube, "one", "acme-0"))
+        assert npu.calls == ["plan acme-0"]
+        locks.parent.mkdir()
+        await preparer.prepare(given(kube, "two", "acme-1"))
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("seconds", [0, 0.5, 3601, -1, True, "60", float("nan"), float("inf"), [1]])
+def test_a_time_that_is_none_is_refused(seconds: float) -> None:
+    npu = SlowNpu(seconds)
+
+    async def scenario(kube: FakeClient, disk: Disk) -> None:
+        with pytest.raises(PrepareError, match="allowed are numbers from 1 to 3600, or None"):
+            await node(disk, kube, npu).prepare(given(kube, "one", "acme-0"))
+        assert not disk.claims()
+
+    run(scenario)
