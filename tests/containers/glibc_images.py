@@ -15,6 +15,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import pytest
 from nvml_stub_support import compiler
@@ -62,18 +63,29 @@ def runc() -> Path:
     return Path(found)
 
 
+# Of the C library, beside those that the linker and our own programs need.
+_OF_GLIBC: Final = ("libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1")
+
+
 def _compile(source: str, target: Path, *flags: str) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     file = target.with_name(f"{target.name}.c")
     file.write_text(source)
+    compile_file(file, target, *flags)
+    file.unlink()
+
+
+def compile_file(file: Path, target: Path, *flags: str) -> None:
+    """Compile a C program or library that may open others."""
     zig = {
         "ZIG_GLOBAL_CACHE_DIR": str(target.parent / "zig"),
         "ZIG_LOCAL_CACHE_DIR": str(target.parent / "zig"),
     }
     subprocess.run(
-        [*compiler(), "-o", str(target), str(file), *flags, "-ldl"], check=True, env={**os.environ, **zig}
+        [*compiler(), "-std=gnu17", "-o", str(target), str(file), *flags, "-ldl"],
+        check=True,
+        env={**os.environ, **zig},
     )
-    file.unlink()
 
 
 def library(target: Path, soname: str, *needed: str, text: str = VERSION) -> None:
@@ -122,6 +134,9 @@ def image(root: Path, kind: str) -> Path:
             _linker(path, root / "usr" / path.parent.relative_to("/") / path.name, kind)
         else:
             shutil.copy(path, root / folder / path.name)
+            for beside in (path.with_name(name) for name in _OF_GLIBC):
+                if path.name == "libc.so.6" and beside.exists():
+                    shutil.copy(beside, root / folder / beside.name)
     (root / "etc/ld.so.conf.d").mkdir()
     (root / "etc/ld.so.conf").write_text("include /etc/ld.so.conf.d/*.conf\n")
     (root / "etc/ld.so.conf.d/own.conf").write_text(f"/{folder}\n")
@@ -174,6 +189,11 @@ def run(
         }
         for m in edits.mounts
     ]
+    for node in edits.device_nodes:
+        number = (host / (node.host_path or node.path).strip("/")).stat().st_rdev
+        numbers = {"type": "c", "major": os.major(number), "minor": os.minor(number)}
+        config["linux"].setdefault("devices", []).append({"path": node.path, "fileMode": 0o666, **numbers})
+        config["linux"]["resources"]["devices"].append({"allow": True, "access": "rwm", **numbers})
     hooks = config.setdefault("hooks", {})
     for hook in edits.hooks:
         added = {"path": str(host / hook.path.strip("/")), "args": list(hook.args), "env": list(hook.env)}
