@@ -18,7 +18,8 @@ from dra_driver.cli.display.progress import Progress
 from dra_driver.cli.display.report import printable
 from dra_driver.cli.planning import flags, inputs, output
 from dra_driver.cli.planning.inputs import Objects
-from dra_driver.cli.planning.workloads import Questions
+from dra_driver.cli.planning.whose_pools import ANYBODY, allocator_for, slices_for
+from dra_driver.cli.planning.workloads import Questions, full_name
 from dra_driver.errors import ConfigurationError, DraError, InvalidInput
 from dra_driver.kube import KubeApi
 from dra_driver.planning import Checks, Plan, PlannedCluster, Template, Workload, make_plan, take_in
@@ -82,6 +83,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_cluster(parser: argparse._ActionsContainer) -> None:
     common.add_cluster_arguments(parser)
     parser.add_argument(
+        "--allocator",
+        choices=("controller", "scheduler", ANYBODY),
+        help="who allocates from the pools that are considered; default: the controller, or any for --pod "
+        "and --claim of waiting pods without the controller's gate",
+    )
+    parser.add_argument(
         "-s", "--snapshot", metavar="FILE", nargs="+", action="extend", default=[],
         help="exported objects in place of a live cluster: kubectl get nodes,pods,resourceslices,"
         "resourceclaims,resourceclaimtemplates,deviceclasses -A -o json",
@@ -138,6 +145,7 @@ def _run(args: argparse.Namespace, progress: Callable[[str], None], done: Callab
         raise ConfigurationError([*findings, *wrong])  # no cluster is asked for that
     asked = inputs.from_files(args.file, findings, ask=True)
     objects = _objects(args, asked, findings, notes, progress)
+    _leave_out(args, objects, notes)
     progress("the pods of nodes")
     builder = ClusterBuilder(objects)
     workloads = _workloads(args, asked, objects, builder, findings, notes)
@@ -278,6 +286,15 @@ def _objects(
     objects.classes = [c for c in objects.classes if c.metadata.name not in names] + asked.classes
     objects.rules += asked.rules
     return objects
+
+
+def _leave_out(args: argparse.Namespace, objects: Objects, notes: list[str]) -> None:
+    """Leave out the pools from which somebody else would allocate for what is asked about."""
+    pod, claim = (full_name(given, args.namespace) if given else "" for given in (args.pod, args.claim))
+    allocator = args.allocator or allocator_for(objects.pods, pod, claim)
+    objects.slices, note = slices_for(objects.slices, allocator)
+    if note:
+        notes.append(note)
 
 
 def _described(args: argparse.Namespace, asked: Objects, findings: list[str]) -> Objects:

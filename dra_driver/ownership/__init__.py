@@ -27,6 +27,7 @@ from dra_driver.ownership.records import (
 )
 from dra_driver.ownership.taints import (
     PROTECTION_TAINT,
+    allocating_pools,
     bare_devices,
     blocks,
     is_controller_taint,
@@ -48,6 +49,7 @@ __all__ = [
     "PoolAllocator",
     "PoolID",
     "Recalls",
+    "allocating_pools",
     "bare_devices",
     "blocks",
     "devices_in",

@@ -7,16 +7,17 @@ policy against it, case by case.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from dra_driver.api import names
 from dra_driver.api.resource import DeviceTaint, DeviceToleration, ResourceSlice
-from dra_driver.ownership.pools import PoolID, pool_of_slice
+from dra_driver.ownership.pools import PoolAllocator, PoolID, pool_of_slice
 from dra_driver.ownership.records import newest_devices
 
 __all__ = [
     "PROTECTION_TAINT",
+    "allocating_pools",
     "bare_devices",
     "blocks",
     "is_controller_taint",
@@ -75,6 +76,23 @@ def protected_pools(slices: Iterable[ResourceSlice]) -> frozenset[PoolID]:
             pool = pool_of_slice(slice_)
             protected[pool] = protected.get(pool, True) and not bare_devices(slice_)
     return frozenset(pool for pool, good in protected.items() if good)
+
+
+def allocating_pools(slices: Iterable[ResourceSlice]) -> Mapping[PoolID, PoolAllocator]:
+    """Return who allocates from each pool, as far as the slices tell.
+
+    A pool is the controller's if a device of it has the taint, which lent devices lack for a while. Pools of
+    drivers of which the controller has no pool are left out: nothing tells them from those of other drivers.
+    """
+    found: dict[PoolID, PoolAllocator] = {}
+    for slice_ in slices:
+        pool = pool_of_slice(slice_)
+        if len(bare_devices(slice_)) < len(slice_.spec.devices):
+            found[pool] = PoolAllocator.CONTROLLER
+        else:
+            found.setdefault(pool, PoolAllocator.SCHEDULER)
+    drivers = {pool.driver for pool, allocator in found.items() if allocator is PoolAllocator.CONTROLLER}
+    return {pool: allocator for pool, allocator in sorted(found.items()) if pool.driver in drivers}
 
 
 def unprotected_devices(slices: Iterable[ResourceSlice]) -> frozenset[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dra_driver.api.resource import ResourceSlice
-from dra_driver.ownership import PoolID, bare_devices, pool_of_slice
+from dra_driver.ownership import PoolAllocator, PoolID, allocating_pools, pool_of_slice
 from dra_driver.structured import NodePolicy, PersistentMap, PoolPolicies, PoolPolicy
 
 __all__ = ["UsablePools"]
@@ -31,21 +31,15 @@ class UsablePools:
     def of(cls, slices: Iterable[ResourceSlice], policy: NodePolicy) -> UsablePools:
         """Return the pools of a cluster.
 
-        A pool is the controller's if a device of it has the controller's taint, which lent devices lack for a
-        while. Pools of drivers of which the controller has no pool are left in: only kube-scheduler can
-        allocate a claim that needs them, and ``explain`` says so elsewhere.
+        Pools of drivers of which the controller has no pool are left in: only kube-scheduler can allocate a
+        claim that needs them, and ``explain`` says so elsewhere.
         """
-        every: set[PoolID] = set()
-        ours: set[PoolID] = set()
-        for slice_ in slices:
-            pool = pool_of_slice(slice_)
-            every.add(pool)
-            if len(bare_devices(slice_)) < len(slice_.spec.devices):
-                ours.add(pool)
-        drivers = {pool.driver for pool in ours}
-        others = {pool for pool in every - ours if pool.driver in drivers}
-        usable = PersistentMap((pool, PoolPolicy(nodes=policy)) for pool in sorted(every - others))
-        return cls(usable, dict.fromkeys(sorted(others), _WHY))
+        slices = tuple(slices)
+        allocators = allocating_pools(slices)
+        others = [pool for pool, who in allocators.items() if who is PoolAllocator.SCHEDULER]
+        usable = {pool_of_slice(slice_) for slice_ in slices}.difference(others)
+        policies = PersistentMap((pool, PoolPolicy(nodes=policy)) for pool in sorted(usable))
+        return cls(policies, dict.fromkeys(others, _WHY))
 
     def mixes(self, pools: Iterable[PoolID]) -> bool:
         """Return whether pools are in part the controller's, in part not."""

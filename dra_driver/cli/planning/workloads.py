@@ -21,7 +21,7 @@ from dra_driver.nodefit import PodNeeds
 from dra_driver.planning import Workload
 from dra_driver.structured import GroupLabels, GroupMember, Level, group_name, levels_of
 
-__all__ = ["Questions"]
+__all__ = ["Questions", "full_name"]
 
 _MOST_PODS: Final = 4096
 _POD_GROUP_LABELS: Final = ("scheduling.x-k8s.io/pod-group", "pod-group.scheduling.sigs.k8s.io")
@@ -53,6 +53,11 @@ class _Group:
     least: int = 0
     where: str = ""
     claims: frozenset[tuple[str, str]] = frozenset()
+
+
+def full_name(name: str, namespace: str) -> str:
+    """Return ``namespace/name`` of an object that is given by that, or by its name alone."""
+    return name if "/" in name else f"{namespace or 'default'}/{name}"
 
 
 class Questions:
@@ -105,7 +110,7 @@ class Questions:
 
     def existing(self, name: str, kind: str, namespace: str) -> list[Workload]:
         """Return the workload of a claim or a pod that the cluster has, by name or ``namespace/name``."""
-        full = name if "/" in name else f"{namespace or 'default'}/{name}"
+        full = full_name(name, namespace)
         if kind == "claim":
             claims = {str(c.key): c for c in self._there_is.claims}
             if full in claims:

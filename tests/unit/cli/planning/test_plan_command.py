@@ -239,6 +239,33 @@ def test_a_waiting_pod_of_the_cluster_can_be_asked_about(tmp_path: Path, capsys:
     assert "--pod nothing: no such pod; waiting are default/p" in capsys.readouterr().err
 
 
+def test_pools_from_which_somebody_else_allocates_are_left_out(tmp_path: Path, capsys: Capture) -> None:
+    bare = gpus("n2", "b", "c")
+    for device in bare["spec"]["devices"]:
+        del device["taints"]
+    gate: dict[str, Any] = {"schedulingGates": [{"name": "dra-driver.dev/allocation"}]}
+    pods = [pod("gated", "c", **gate), pod("free", "d")]
+    claims = [claim("c", 2), claim("d", 2)]
+    export = write(tmp_path, "export.yaml", CLASS, gpus("n1", "a"), bare, *claims, *pods)
+    draft = write(tmp_path, "draft.yaml", claim("draft", 2))
+
+    def answer(*arguments: str) -> tuple[int, str]:
+        status = main(["plan", "-s", export, *arguments])
+        return status, capsys.readouterr().err
+
+    note = "1 pool from which kube-scheduler allocates left out (n2); --allocator chooses"
+    for asked in (("-f", draft), ("--gpus", "2"), ("--pod", "gated"), ("--claim", "c")):
+        assert answer(*asked) == (1, f"note: {note}\n"), asked
+        assert answer(*asked, "--allocator", "any") == (0, ""), asked
+        status, said = answer(*asked, "--allocator", "scheduler")
+        assert (status, "1 pool from which the controller allocates left out (n1)" in said) == (0, True)
+    assert answer("--pod", "free") == answer("--claim", "d") == (0, "")
+    # Where the controller has no pool, nobody keeps kube-scheduler away.
+    alone = write(tmp_path, "alone.yaml", CLASS, bare)
+    assert main(["plan", "-s", alone, "--gpus", "2"]) == 0
+    assert "left out" not in capsys.readouterr().err
+
+
 # --- workloads of files -------------------------------------------------------------------------------------
 
 
