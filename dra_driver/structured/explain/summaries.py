@@ -61,6 +61,8 @@ _DIFFERS_BY_NODE: Final = frozenset(
 )
 # Nodes of one part that are examined for what differs between them.
 _EXAMINED: Final = 8
+# In billionths of a byte, as quantities count.
+_GIB: Final = 2**30 * 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +312,10 @@ def _left(exclusions: Sequence[Exclusion]) -> str:
 
 
 def largest(amounts: Iterable[str]) -> str:
-    """Return the largest of some quantities."""
+    """Return the largest of some quantities, in words that read well: ``191.9Gi`` for ``196592Mi``.
+
+    Never more than it is, so that what is just too small does not look as if it sufficed.
+    """
 
     def size(text: str) -> int:
         try:
@@ -318,7 +323,12 @@ def largest(amounts: Iterable[str]) -> str:
         except InvalidQuantity:
             return 0
 
-    return max(amounts, key=size)
+    text = max(amounts, key=size)
+    nano = size(text)
+    if not text.endswith("i") or nano < _GIB or nano % _GIB == 0:
+        return text
+    tenths = nano * 10 // _GIB
+    return f"{tenths // 10}.{tenths % 10}Gi"
 
 
 def _holders(part: _Part, named: bool) -> str:

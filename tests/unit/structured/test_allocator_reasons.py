@@ -19,7 +19,7 @@ from dra_driver.structured import (
     Strategy,
     allocate,
 )
-from dra_driver.structured.explain.summaries import summary
+from dra_driver.structured.explain.summaries import largest, summary
 from dra_driver.structured.model.budget import Budget
 
 TAINT = {"key": "broken", "value": "yes", "effect": "NoSchedule"}
@@ -243,3 +243,19 @@ def test_the_request_that_is_farthest_from_being_served_speaks() -> None:
     refused = refusal(cluster, claim("c", exactly(), exactly(memory="32Gi")))
     assert refused.summary() == "0 of 1 node: n1 has 1 device with memory below 32Gi (largest 24Gi)"
     assert [e.request for e in refused.reasons[0].exclusions] == ["req-0", "req-1"]
+
+
+@pytest.mark.parametrize(
+    ("amounts", "shown"),
+    [
+        (["22Gi", "196592Mi", "81559Mi"], "191.9Gi"),  # never 192Gi, which it is not
+        (["1536Mi"], "1.5Gi"),
+        (["512Mi", "511Mi"], "512Mi"),
+        (["16Gi", "15Gi"], "16Gi"),
+        (["4k", "3500"], "4k"),
+        (["132", "what is this"], "132"),
+        (["1Ti", "1025Gi"], "1025Gi"),
+    ],
+)
+def test_the_largest_amount_reads_well_and_is_never_too_large(amounts: list[str], shown: str) -> None:
+    assert largest(amounts) == shown
