@@ -127,7 +127,7 @@ wheel: $(STAMP) ## the wheel, into dist/: the driver with its manifests and exam
 	@$(VENV_BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
 	@ls dist/*.whl
 
-IMAGE ?= dra-driver:$(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+IMAGE ?= dra-driver:$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' dra_driver/__init__.py)
 
 BUILDER ?= $(shell command -v docker || command -v podman || command -v buildah)
 

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import tomllib
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 CHART = Path("deploy", "helm", "dra-driver")
+_VERSION = "dra_driver/__init__.py"
 # Keep a Changelog's heading → the kind of change of Artifact Hub.
 KINDS = {
     "Added": "added",
@@ -97,7 +97,7 @@ def release(out: Path, tag: str, published: Published, tools: Tools, root: Path 
     """
     version = project_version(root)
     if tag and tag != f"v{version}":
-        raise ReleaseError(f"the tag is {tag}, the version in pyproject.toml {version}")
+        raise ReleaseError(f"the tag is {tag}, the version in {_VERSION} {version}")
     changes = section((root / "CHANGELOG.md").read_text(encoding="utf-8"), version if tag else "Unreleased")
     shutil.rmtree(out, ignore_errors=True)
     dist = out / "dist"
@@ -113,9 +113,15 @@ def release(out: Path, tag: str, published: Published, tools: Tools, root: Path 
 
 
 def project_version(root: Path) -> str:
-    """Return the version in pyproject.toml."""
-    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return str(project["version"])
+    """Return the version of the project.
+
+    Raises:
+        ReleaseError: the package does not say it.
+    """
+    found = re.search(r'(?m)^__version__ = "([^"]+)"$', (root / _VERSION).read_text(encoding="utf-8"))
+    if found is None:
+        raise ReleaseError(f"{_VERSION}: __version__ is missing")
+    return found[1]
 
 
 def section(changelog: str, version: str) -> str:

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tomllib
 import venv
 import zipfile
 from dataclasses import dataclass
@@ -18,8 +17,10 @@ from pathlib import Path
 import pytest
 from chart_support import ROOT
 
+import dra_driver
+
 PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
-VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+VERSION = dra_driver.__version__
 
 
 def copied() -> list[str]:

@@ -61,7 +61,8 @@ def test_a_version_without_notes_is_not_released(release: ModuleType, changelog:
 
 
 def test_a_tag_of_another_version_is_not_released(release: ModuleType, tmp_path: Path) -> None:
-    with pytest.raises(release.ReleaseError, match=r"the tag is v9\.9\.9, the version in pyproject\.toml"):
+    said = r"the tag is v9\.9\.9, the version in dra_driver/__init__\.py"
+    with pytest.raises(release.ReleaseError, match=said):
         list(release.release(tmp_path / "out", "v9.9.9", "", release.Tools("helm", "twine")))
     assert not (tmp_path / "out").exists()
 

@@ -1,4 +1,4 @@
-"""The version of the project stands in pyproject.toml; every other place that names it says the same."""
+"""The version of the project stands in the package; every other place that names it says the same."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ ROOT = Path(__file__).parents[4]
 IMAGE = re.compile(r"\bdra-driver:(\d+\.\d+\.\d+[^\s`\"'&|;]*)")
 
 
-def version() -> str:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return str(project["version"])
+VERSION = dra_driver.__version__
 
 
 def images() -> Iterator[tuple[str, str]]:
@@ -32,22 +30,25 @@ def images() -> Iterator[tuple[str, str]]:
                 yield file.relative_to(ROOT).as_posix(), found
 
 
-def test_the_package_says_the_version_of_the_project() -> None:
-    assert dra_driver.__version__ == version(), "dra_driver/__init__.py"
+def test_the_package_is_built_with_the_version_that_it_says() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert "version" not in project["project"]
+    assert project["project"]["dynamic"] == ["version"]
+    assert project["tool"]["hatch"]["version"] == {"path": "dra_driver/__init__.py"}
 
 
 @pytest.mark.parametrize("key", ["version", "appVersion"])
 def test_the_chart_has_the_version_of_the_project(key: str) -> None:
     chart = yaml.safe_load((ROOT / "deploy/helm/dra-driver/Chart.yaml").read_text(encoding="utf-8"))
-    assert chart[key] == version(), f"{key} of deploy/helm/dra-driver/Chart.yaml"
+    assert chart[key] == VERSION, f"{key} of deploy/helm/dra-driver/Chart.yaml"
 
 
 def test_every_image_that_is_named_has_the_version_of_the_project() -> None:
     named = list(images())
     expected = {"README.md", "docs/installation.md", "deploy/manifests/30-controller.yaml"}
     assert expected <= {file for file, _ in named}
-    others = [f"{file}: dra-driver:{found}" for file, found in named if found != version()]
-    assert others == [], f"not {version()}"
+    others = [f"{file}: dra-driver:{found}" for file, found in named if found != VERSION]
+    assert others == [], f"not {VERSION}"
 
 
 def test_the_changelog_has_no_section_beyond_the_version_of_the_project() -> None:
@@ -55,4 +56,4 @@ def test_the_changelog_has_no_section_beyond_the_version_of_the_project() -> Non
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     sections = re.findall(r"(?m)^## \[([^\]]+)\]", text)
     assert sections[0] == "Unreleased"
-    assert sections[1:2] in ([], [version()])
+    assert sections[1:2] in ([], [VERSION])
