@@ -101,6 +101,7 @@ def test_extended_resources_are_served_by_the_scheduler_and_claims_by_the_contro
     support.run(scenario, support.config("l4x4", controller_flags=("--lending=on",)), seconds=220)
 
 
+@pytest.mark.long
 def test_parts_of_a_cut_gpu_are_lent_beside_those_that_the_controller_allocates() -> None:
     async def scenario(cluster: EmbeddedCluster) -> None:
         assert isinstance(cluster.api, KubeApi)
