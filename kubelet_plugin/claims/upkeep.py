@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Set
 import structlog
 
 from dra_driver.api.meta import Uid
-from dra_driver.errors import DeviceNodeAbsent, DraError
+from dra_driver.errors import DeviceNodeAbsent, DraError, StillPreparing
 from dra_driver.preparation import (
     ClaimState,
     Event,
@@ -109,9 +109,10 @@ class Upkeep:
             await self._put_in_order(claim, record, state)
         except (OSError, DraError) as e:
             # What is known already is logged once, not every few seconds.
-            level = log.debug if self.unsettled.get(uid) == str(e) else log.error
+            is_slow = isinstance(e, StillPreparing)
+            level = log.debug if is_slow or self.unsettled.get(uid) == str(e) else log.error
             level("a claim could not be put in order", uid=uid, state=state.value, error=str(e))
-            if uid in self.unsettled:
+            if is_slow or uid in self.unsettled:
                 self.unsettled[uid] = str(e)
         except Exception:
             # A bug in a backend must not end the plugin at each of its starts.

@@ -25,7 +25,7 @@ __all__ = ["BackendCalls"]
 
 _T = TypeVar("_T")
 # A call for each device of a node may be under way.
-_THREADS: Final = 8
+_THREADS: Final = 32
 # The kubelet asks again within two minutes. A call that nobody has asked for again by then is undone.
 _KEPT_SECONDS: Final = 600.0
 # A call for which less is left than this has used up its time.

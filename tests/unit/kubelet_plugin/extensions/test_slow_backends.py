@@ -256,3 +256,28 @@ def test_a_time_that_is_none_is_refused(seconds: float) -> None:
         assert not disk.claims()
 
     run(scenario)
+
+
+def test_a_prepared_claim_whose_device_is_prepared_again_for_long_stays_as_it_is() -> None:
+    """After a start of the agent a backend may have to load everything anew; the kubelet waits for it."""
+    npu = SlowNpu()
+
+    async def scenario(kube: FakeClient, disk: Disk) -> None:
+        reference = given(kube, "one", "acme-0")
+        npu.finish.set()
+        await node(disk, kube, npu, seconds=WAIT).prepare(reference)
+        npu.finish.clear()
+        again = node(disk, kube, npu, seconds=WAIT)
+        await again.restore()
+        await again.renew()
+        assert again.unsettled
+        await still(again, reference)
+        assert set(disk.claims().values()) == {"PrepareCompleted"}
+        assert len(disk.specs) == 1
+        npu.finish.set()
+        await prepared(again, reference)
+        await again.renew()
+        assert not again.unsettled
+        assert [c.split()[0] for c in npu.calls] == ["plan", "prepare", "prepare"]
+
+    run(scenario)
