@@ -27,6 +27,7 @@ from kubelet_plugin.claims.metadata_directory import MetadataDirectory
 from kubelet_plugin.claims.planning import Timing
 from kubelet_plugin.claims.preparer import Preparer
 from kubelet_plugin.claims.reconciliation import Intervals, Reconciler
+from kubelet_plugin.claims.reservations import DeviceReservations
 from kubelet_plugin.config import Configuration, Timings
 from kubelet_plugin.core import files
 from kubelet_plugin.core.instances import Instances, remove_stale_socket
@@ -130,9 +131,16 @@ class Plugin:
         )
         self._node_lock = StateLock(configuration.state / "state.lock")
         self._instances = Instances(configuration.state, configuration.instance, self._clock)
+        self._reservations = DeviceReservations(
+            CheckpointFile(configuration.checkpoint, self._io),
+            node_lock=self._node_lock,
+            boot_id=self._boot_id,
+        )
         self._table = self._new_table(backends)
         self._preparer = self._new_preparer(timing)
         self._calls = services.Calls(self._preparer, observe=self._observe)
+        self._dra = SocketServer(configuration.dra_socket)
+        self._registrar = SocketServer(configuration.registrar_socket)
         self._state = RegistrationState(
             lambda: self._registrar.present and self._dra.present, self._instances.registered
         )
@@ -145,7 +153,6 @@ class Plugin:
             timeout_seconds=configuration.rescan_seconds + configuration.scan_deadline + 30.0,
             claims=lambda: self._preparer.claims,
         )
-        self._dra, self._registrar = self._new_sockets()
         self._activity = ActivityWatch(
             self._clock, threshold=configuration.busy_percent / 100, seconds=configuration.busy_seconds
         )
@@ -182,7 +189,7 @@ class Plugin:
             daemons=self._setup.daemons,
             complete=completion(settings),
             keep=self._memory.keep,
-            elsewhere=lambda: elsewhere(self._preparer.claims),
+            elsewhere=lambda: elsewhere(self._reservations.held),
             passthrough=settings.passthrough,
             deadline=settings.scan_deadline,
             report=self.notices.report,
@@ -195,7 +202,7 @@ class Plugin:
             driver=settings.driver_name,
             pool=self._pool,
             client=self._client,
-            checkpoints=CheckpointFile(settings.checkpoint, self._io),
+            reservations=self._reservations,
             specs=CdiDirectory(settings.cdi_dir, settings.driver_name, self._io),
             devices=lambda: self._table.for_prepare,
             looked=lambda: self._table.looked,
@@ -203,8 +210,6 @@ class Plugin:
             hardware=self._setup.hardware,
             backends=self._effects,
             timing=timing,
-            node_lock=self._node_lock,
-            boot_id=self._boot_id,
             metadata=MetadataDirectory(settings.metadata_dir, self._io),
             metadata_directory=str(settings.metadata_dir) if settings.device_metadata else "",
             host=HostFiles(
@@ -218,15 +223,15 @@ class Plugin:
             report=self.notices.report,
         )
 
-    def _new_sockets(self) -> tuple[SocketServer, SocketServer]:
-        """Return the server that the kubelet calls, and the one by which it finds the plugin."""
+    async def _listen(self, server: SocketServer) -> None:
+        """Start the server that the kubelet calls, or the one by which it finds the plugin."""
         settings = self._configuration
-        served = (services.DraV1(self._calls), services.DraV1beta1(self._calls), self._health)
-        registrar = services.Registrar(settings.driver_name, str(settings.dra_socket), self._state)
-        return (
-            SocketServer(settings.dra_socket, lambda s: services.register(s, served)),
-            SocketServer(settings.registrar_socket, lambda s: services.register(s, (registrar,))),
-        )
+        if server is self._dra:
+            served = (services.DraV1(self._calls), services.DraV1beta1(self._calls), self._health)
+            await server.start(lambda s: services.register(s, served))
+        else:
+            registrar = services.Registrar(settings.driver_name, str(settings.dra_socket), self._state)
+            await server.start(lambda s: services.register(s, (registrar,)))
 
     def _new_keeper(self, settle_seconds: float) -> InventoryKeeper:
         settings = self._configuration
@@ -403,8 +408,8 @@ class Plugin:
             async with asyncio.timeout(self._timings.first_scan):
                 await self._scanned.wait()
         # The kubelet calls as soon as it finds the registrar.
-        await self._dra.start()
-        await self._registrar.start()
+        await self._listen(self._dra)
+        await self._listen(self._registrar)
         self.ready.set()
         log.info(
             "ready",

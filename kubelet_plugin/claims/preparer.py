@@ -36,13 +36,11 @@ from dra_driver.preparation import (
 from kubelet_plugin.claims.cdi_directory import Specs
 from kubelet_plugin.claims.effects import Effects
 from kubelet_plugin.claims.host_files import EverythingThere, Host
-from kubelet_plugin.claims.locks import NodeLock
 from kubelet_plugin.claims.metadata_directory import Metadata, NoMetadata
 from kubelet_plugin.claims.planning import ClaimReference, Planner, Timing
 from kubelet_plugin.claims.recovery import Recovery
 from kubelet_plugin.claims.reservations import (
     NO_CHECKPOINT,
-    Checkpoints,
     DeviceReservations,
     LockedClaim,
     Reservation,
@@ -68,13 +66,11 @@ class Preparer:
         intact: whether the records of the start were all there: false after some had to be recovered.
 
     Args:
-        checkpoints: where records are durable.
+        reservations: what is recorded, and which devices are held.
         devices: the node's devices by name.
         looked: when the look began that found ``devices``, a time of the loop's clock; if it is not given,
             ``devices`` is what there is now.
         look: asks for another look.
-        node_lock: what keeps other instances of the plugin out; defaults to there being none.
-        boot_id: which boot of the machine this is; empty where that is not known.
         metadata: where device metadata files go, and ``metadata_directory`` under which name of the host;
             if the name is empty, none are written.
         host: what is there of what documents name; defaults to everything.
@@ -91,15 +87,13 @@ class Preparer:
         driver: str,
         pool: PoolName,
         client: KubeClient,
-        checkpoints: Checkpoints,
+        reservations: DeviceReservations,
         specs: Specs,
         devices: Callable[[], Mapping[str, NodeDevice]],
         looked: Callable[[], float] = lambda: math.inf,
         look: Callable[[], None] = lambda: None,
         hardware: Hardware | None = None,
         timing: Timing | None = None,
-        node_lock: NodeLock | None = None,
-        boot_id: str = "",
         metadata: Metadata | None = None,
         metadata_directory: str = "",
         host: Host | None = None,
@@ -117,9 +111,8 @@ class Preparer:
         self._metadata: Metadata = metadata or NoMetadata()
         host = host or EverythingThere()
         self._backends = backends = backends or BackendEffects()
-        self._reservations = DeviceReservations(
-            checkpoints, node_lock=node_lock, boot_id=boot_id, written_elsewhere=backends.forget
-        )
+        self._reservations = reservations
+        reservations.on_written_elsewhere(backends.forget)
         self._recovery = Recovery(driver, report)
         self._planner = Planner(
             driver=driver,
@@ -130,7 +123,7 @@ class Preparer:
             timing=self._timing,
             metadata_directory=metadata_directory,
             host=host,
-            boot_id=boot_id,
+            boot_id=reservations.boot_id,
             passthrough=passthrough or PassthroughPolicy(),
             backends=backends,
         )
@@ -160,7 +153,7 @@ class Preparer:
     @property
     def claims(self) -> tuple[PreparedClaim, ...]:
         """The claims that hold something, as this instance remembers, without waiting for another one."""
-        return tuple(c for c in self._reservations.records if not c.ended)
+        return self._reservations.held
 
     @property
     def unsettled(self) -> bool:

@@ -101,7 +101,9 @@ class DeviceReservations:
         checkpoints: the durable records.
         node_lock: what keeps other instances of the plugin out; defaults to there being none.
         boot_id: which boot of the machine this is; empty where that is not known.
-        written_elsewhere: called when another instance has written records since this one looked.
+
+    Attributes:
+        boot_id: as given.
     """
 
     def __init__(
@@ -110,11 +112,10 @@ class DeviceReservations:
         *,
         node_lock: NodeLock | None = None,
         boot_id: str = "",
-        written_elsewhere: Callable[[], None] = lambda: None,
     ) -> None:
         self._checkpoints = checkpoints
-        self._boot_id = boot_id
-        self._written_elsewhere = written_elsewhere
+        self.boot_id = boot_id
+        self._written_elsewhere: Callable[[], None] = lambda: None
         self._holdings = Holdings()
         self._claim_locks = ClaimLocks()
         self._node_lock: NodeLock = node_lock or NoNodeLock()
@@ -132,13 +133,22 @@ class DeviceReservations:
         """Every record, those of ended claims too, as this instance remembers them."""
         return tuple(({c.uid: c for c in self._checkpoints.current} | self._unwritten).values())
 
+    @property
+    def held(self) -> tuple[PreparedClaim, ...]:
+        """The records of claims that hold something."""
+        return tuple(c for c in self.records if not c.ended)
+
+    def on_written_elsewhere(self, written: Callable[[], None]) -> None:
+        """Call this when another instance has written records since this one looked."""
+        self._written_elsewhere = written
+
     def record(self, uid: Uid) -> PreparedClaim | None:
         """Return the record of a claim as this instance remembers it."""
         return self._unwritten.get(uid) or self._checkpoints.current.get(uid)
 
     def is_outdated(self, record: PreparedClaim) -> bool:
         """Return whether the record is of an earlier boot: nothing of what it says counts."""
-        return self._checkpoints.current.is_of_earlier_boot(record, self._boot_id)
+        return self._checkpoints.current.is_of_earlier_boot(record, self.boot_id)
 
     async def read(self, deadline: float) -> tuple[PreparedClaim, ...]:
         """Return every record, whichever instance wrote it.
@@ -221,11 +231,11 @@ class DeviceReservations:
         await self._checkpoints.forget(uid)
 
     async def _note_boot(self) -> None:
-        if self._boot_id and self._checkpoints.current.boot_id != self._boot_id:
+        if self.boot_id and self._checkpoints.current.boot_id != self.boot_id:
             if self._unwritten:
                 # Or those that do not say of which boot they are would count as of this one.
                 await self._save()
-            await self._checkpoints.booted(self._boot_id)
+            await self._checkpoints.booted(self.boot_id)
 
     @contextlib.contextmanager
     def _open(self, uid: Uid) -> Iterator[Reservation]:

@@ -27,12 +27,11 @@ class SocketServer:
 
     Args:
         path: an absolute path that fits a Unix socket.
-        register: adds the services to a new server.
     """
 
-    def __init__(self, path: Path, register: Callable[[grpc.aio.Server], None]) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._register = register
+        self._register: Callable[[grpc.aio.Server], None] | None = None
         self._server: grpc.aio.Server | None = None
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -41,12 +40,16 @@ class SocketServer:
         """Whether the socket file is where clients look."""
         return self._server is not None and self._path.is_socket()
 
-    async def start(self) -> None:
+    async def start(self, register: Callable[[grpc.aio.Server], None]) -> None:
         """Listen; a stale file of a plugin that was killed is removed first.
+
+        Args:
+            register: adds the services to a new server, also after ``restart``.
 
         Raises:
             ConfigurationError: it cannot listen there.
         """
+        self._register = register
         if self._path.is_socket():
             self._path.unlink()
         elif self._path.exists():
@@ -55,7 +58,7 @@ class SocketServer:
             # One process per socket: sharing a port by SO_REUSEPORT has no meaning here.
             options=[("grpc.so_reuseport", 0)]
         )
-        self._register(server)
+        register(server)
         try:
             server.add_insecure_port(f"unix:{self._path}")
         except RuntimeError as e:
@@ -68,7 +71,7 @@ class SocketServer:
         self._path.chmod(0o600)
 
     async def restart(self, tasks: asyncio.TaskGroup) -> None:
-        """Listen anew after the file was removed; calls in flight end on the old server.
+        """Listen anew, after ``start`` and the removal of the file; calls in flight end on the old server.
 
         Args:
             tasks: where the old server ends.
@@ -83,7 +86,8 @@ class SocketServer:
             ending.add_done_callback(self._ending.discard)
             # It closes its socket at once, and removes the file of that name; ours is to come after.
             await asyncio.wait([ending], timeout=_CLOSING_SECONDS)
-        await self.start()
+        assert self._register is not None
+        await self.start(self._register)
 
     async def stop(self, grace: float) -> None:
         """Refuse new calls, let those in flight end for up to ``grace`` seconds, remove the file."""

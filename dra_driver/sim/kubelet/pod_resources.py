@@ -53,9 +53,9 @@ async def serve(socket: Path, lister: PodResourcesLister) -> AsyncIterator[None]
     def register(server: grpc.aio.Server) -> None:
         podresources_v1_pb2_grpc.add_PodResourcesListerServicer_to_server(lister, server)
 
-    server = SocketServer(socket, register)
+    server = SocketServer(socket)
     try:
-        await server.start()
+        await server.start(register)
         yield
     finally:
         await server.stop(0.0)

@@ -23,6 +23,7 @@ from dra_driver.errors import PrepareError
 from dra_driver.preparation import Checkpoint, ClaimState, NodeDevice, PartitionRecord
 from kubelet_plugin.claims.planning import ClaimReference, Timing
 from kubelet_plugin.claims.preparer import Preparer
+from kubelet_plugin.claims.reservations import DeviceReservations
 from kubelet_plugin.gpu.hardware import GpuHardware, daemons_of
 
 GROUP = "dra-driver.dev/v1alpha1"
@@ -114,7 +115,7 @@ class Scenario:
             driver=DRIVER,
             pool=PoolName(NODE),
             client=kube,
-            checkpoints=DiskCheckpoints(self.disk),
+            reservations=DeviceReservations(DiskCheckpoints(self.disk)),
             specs=DiskSpecs(self.disk),
             devices=lambda: DEVICES,
             hardware=GpuHardware([Control(self.machine)], MachineDaemons(self.machine), self.executor),

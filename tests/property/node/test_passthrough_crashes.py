@@ -27,6 +27,7 @@ from dra_driver.errors import PrepareError
 from dra_driver.preparation import Checkpoint, ClaimState, NodeDevice
 from kubelet_plugin.claims.planning import ClaimReference, Timing
 from kubelet_plugin.claims.preparer import Preparer
+from kubelet_plugin.claims.reservations import DeviceReservations
 from kubelet_plugin.gpu.bindings import Bindings
 from kubelet_plugin.gpu.hardware import GpuHardware
 from kubelet_plugin.gpu.mps import NoDaemons
@@ -124,7 +125,7 @@ class Scenario:
             driver=DRIVER,
             pool=PoolName(NODE),
             client=kube,
-            checkpoints=DiskCheckpoints(self.disk),
+            reservations=DeviceReservations(DiskCheckpoints(self.disk)),
             specs=DiskSpecs(self.disk),
             devices=lambda: DEVICES,
             hardware=GpuHardware([], NoDaemons(), self.executor, bindings=Bindings(functions)),

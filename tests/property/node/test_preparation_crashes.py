@@ -19,6 +19,7 @@ from dra_driver.errors import PrepareError
 from dra_driver.preparation import Checkpoint, ClaimState, NodeDevice
 from kubelet_plugin.claims.planning import ClaimReference, Timing
 from kubelet_plugin.claims.preparer import Preparer
+from kubelet_plugin.claims.reservations import DeviceReservations
 
 UIDS = [f"00000000-0000-4000-8000-00000000000{i}" for i in range(4)]
 # Claims 0 and 1 want the same device; 2 has one of its own and one with admin access; 3 has none of ours.
@@ -46,7 +47,7 @@ def preparer(disk: Disk) -> Preparer:
         driver=DRIVER,
         pool=PoolName(NODE),
         client=kube,
-        checkpoints=DiskCheckpoints(disk),
+        reservations=DeviceReservations(DiskCheckpoints(disk)),
         specs=DiskSpecs(disk),
         devices=lambda: DEVICES,
         timing=Timing(budget=5.0, patience=0.0),

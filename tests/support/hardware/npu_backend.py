@@ -16,6 +16,7 @@ from dra_driver.preparation import NodeDevice
 from kubelet_plugin.claims.locks import NodeLock
 from kubelet_plugin.claims.planning import ClaimReference, Timing
 from kubelet_plugin.claims.preparer import Preparer
+from kubelet_plugin.claims.reservations import DeviceReservations
 from kubelet_plugin.extensions.effects import BackendEffects
 
 __all__ = ["VERSION", "Npu", "NpuConfig", "given", "node", "run"]
@@ -90,13 +91,11 @@ def node(
         driver=DRIVER,
         pool=PoolName(NODE),
         client=kube,
-        checkpoints=DiskCheckpoints(disk),
+        reservations=DeviceReservations(DiskCheckpoints(disk), node_lock=node_lock, boot_id=boot_id),
         specs=DiskSpecs(disk),
         devices=lambda: devices if looked() else {},
         complete=looked,
         timing=Timing(budget=2.0, patience=0.2),
-        boot_id=boot_id,
-        node_lock=node_lock,
         backends=effects or BackendEffects(list(backends), seconds=seconds),
     )
 

@@ -23,6 +23,7 @@ from dra_driver.preparation import Checkpoint, NodeDevice, PartitionRecord
 from kubelet_plugin.claims.locks import NodeLock, StateLock
 from kubelet_plugin.claims.planning import ClaimReference, Timing
 from kubelet_plugin.claims.preparer import Preparer
+from kubelet_plugin.claims.reservations import DeviceReservations
 from kubelet_plugin.gpu.hardware import Hardware
 from kubelet_plugin.gpu.no_hardware import NoHardware
 
@@ -93,15 +94,15 @@ class Scenario:
             driver=DRIVER,
             pool=PoolName(NODE),
             client=self.kube,
-            checkpoints=DiskCheckpoints(self.disk),
+            reservations=DeviceReservations(
+                DiskCheckpoints(self.disk), node_lock=node_lock, boot_id=self.boot
+            ),
             specs=DiskSpecs(self.disk),
             devices=lambda: self.devices,
             looked=lambda: self.looked,
             look=self.look,
             hardware=hardware,
-            node_lock=node_lock,
             timing=Timing(budget=2.0, patience=0.0),
-            boot_id=self.boot,
             metadata=self.metadata,
             metadata_directory="/metadata",
             complete=lambda: self.known,

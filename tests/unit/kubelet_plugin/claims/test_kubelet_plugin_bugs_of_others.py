@@ -21,6 +21,7 @@ from dra_driver.hardware import DiscoveredDevice
 from dra_driver.preparation import Checkpoint, Holdings, NodeDevice, PreparedClaim
 from kubelet_plugin.claims.planning import ClaimReference, Timing
 from kubelet_plugin.claims.preparer import Preparer
+from kubelet_plugin.claims.reservations import DeviceReservations
 from kubelet_plugin.gpu.no_hardware import NoHardware
 
 SLICE = {
@@ -54,11 +55,10 @@ def preparer(disk: Disk, kube: FakeClient, hardware: Buggy, boot_id: str = "") -
         driver=DRIVER,
         pool=PoolName(NODE),
         client=kube,
-        checkpoints=DiskCheckpoints(disk),
+        reservations=DeviceReservations(DiskCheckpoints(disk), boot_id=boot_id),
         specs=DiskSpecs(disk),
         devices=lambda: devices,
         hardware=hardware,
-        boot_id=boot_id,
     )
 
 
@@ -198,7 +198,7 @@ def test_claims_recovered_on_a_full_disk_keep_their_devices_and_files_until_they
             driver=DRIVER,
             pool=PoolName(NODE),
             client=kube,
-            checkpoints=checkpoints,
+            reservations=DeviceReservations(checkpoints),
             specs=DiskSpecs(disk),
             devices=lambda: {"gpu-0": NodeDevice("gpu-0", "U", "U", edits=cdi.ContainerEdits(env=("A=b",)))},
             timing=Timing(budget=1.0, patience=0.0),

@@ -25,6 +25,7 @@ from dra_driver.errors import Forbidden, NotFound
 from dra_driver.preparation import Checkpoint, ClaimState, DeviceSetting, PreparedClaim, PreparedDevice
 from kubelet_plugin.claims.preparer import Preparer
 from kubelet_plugin.claims.reconciliation import Intervals
+from kubelet_plugin.claims.reservations import DeviceReservations
 from kubelet_plugin.grpc.services import Calls
 
 OFTEN = Intervals(first=0.02, every=0.05, confirm=0.15)
@@ -368,10 +369,9 @@ def test_a_reboot_ends_what_was_set_on_gpus() -> None:
             driver=DRIVER,
             pool=PoolName("node-a"),
             client=FakeClient(),
-            checkpoints=DiskCheckpoints(disk),
+            reservations=DeviceReservations(DiskCheckpoints(disk), boot_id=boot_id),
             specs=DiskSpecs(disk),
             devices=dict,
-            boot_id=boot_id,
         )
         await restarted.restore()
         return disk.claims()

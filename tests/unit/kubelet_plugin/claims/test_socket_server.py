@@ -15,8 +15,8 @@ from kubelet_plugin.grpc.sockets import SocketServer
 def test_a_start_that_is_cancelled_leaves_a_server_that_can_be_stopped(steps: int, tmp_path: Path) -> None:
     async def main() -> None:
         path = tmp_path / "socket"
-        server = SocketServer(path, lambda _: None)
-        start = asyncio.create_task(server.start())
+        server = SocketServer(path)
+        start = asyncio.create_task(server.start(lambda _: None))
         for _ in range(steps):
             await asyncio.sleep(0)
         start.cancel()
@@ -34,11 +34,11 @@ def test_a_server_that_is_stopped_at_once_when_its_start_is_cancelled(steps: int
 
     async def main() -> None:
         path = tmp_path / "socket"
-        server = SocketServer(path, lambda _: None)
+        server = SocketServer(path)
 
         async def serve() -> None:
             try:
-                await server.start()
+                await server.start(lambda _: None)
                 await asyncio.Event().wait()
             finally:
                 await server.stop(0.1)

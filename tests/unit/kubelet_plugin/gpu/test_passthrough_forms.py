@@ -32,6 +32,7 @@ from dra_driver.errors import DriverRefused, PrepareError
 from dra_driver.preparation import PreparedDevice
 from kubelet_plugin.claims.planning import ClaimReference, Timing
 from kubelet_plugin.claims.preparer import Preparer
+from kubelet_plugin.claims.reservations import DeviceReservations
 from kubelet_plugin.devices.table import DeviceTable
 from kubelet_plugin.gpu.bindings import Bindings
 from kubelet_plugin.gpu.hardware import GpuHardware
@@ -172,7 +173,7 @@ def test_a_write_that_hangs_is_refused_and_what_it_did_is_undone(tmp_path: Path,
                 driver=DRIVER,
                 pool=PoolName(NODE),
                 client=kube,
-                checkpoints=DiskCheckpoints(disk),
+                reservations=DeviceReservations(DiskCheckpoints(disk)),
                 specs=DiskSpecs(disk),
                 devices=lambda: table.for_prepare,
                 hardware=GpuHardware([], NoDaemons(), executor, bindings=Bindings(bus), call_seconds=5.0),
