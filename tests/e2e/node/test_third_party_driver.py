@@ -46,7 +46,7 @@ class Slow(acme_driver.AcmeBackend):
     name = "slow"
 
     def discover(self):
-        edits = sdk.ContainerEdits(env=("NPU=1",))
+        edits = sdk.ContainerEdits(env=("DRA_NPU=1",))
         return [dataclasses.replace(d, material=edits, own_nodes=()) for d in super().discover()]
 
     def plan_device(self, use):
@@ -136,7 +136,7 @@ def test_a_device_that_needs_long_gets_ready_and_is_given_back(
         print(f"ready after {time.monotonic() - began:.0f} s")
         assert jobs(npus) == {await uid("a")}
         (view,) = (await cluster.containers(await api.get(PODS, "a", NAMESPACE)) or {}).values()
-        assert view.env["NPU"] == "1"
+        assert view.env["DRA_NPU"] == "1"
         await api.delete(PODS, "a", NAMESPACE)
         await eventually("everything to be given back", gone)
 
