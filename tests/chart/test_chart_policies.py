@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -47,7 +48,25 @@ def test_accounts_and_fence_are_policies_of_their_own(chart: Chart) -> None:
     everything = policies(chart.render())
     assert ACCOUNTS | {LEADER_POLICY} <= everything
     assert policies(chart.render({"admissionPolicies": {"accounts": False}})) == everything - ACCOUNTS
-    assert policies(chart.render({"admissionPolicies": {"fence": False}})) == everything - {LEADER_POLICY}
+    fenced = {LEADER_POLICY, "dra-driver-follow-leases"}
+    assert policies(chart.render({"admissionPolicies": {"fence": False}})) == everything - fenced
+
+
+def test_what_lets_the_api_server_follow_parameters_stays_and_refuses_nothing(chart: Chart) -> None:
+    """Once the last policy with a kind of parameter has gone, it sees the parameters as they were then."""
+    for values in ({}, {"controller": {"lending": "on"}}):
+        objects = chart.render(values)
+        every = of_kind(objects, "ValidatingAdmissionPolicy")
+        kept = [o for o in every if o["metadata"]["name"].startswith("dra-driver-follow-")]
+        kinds = [json.dumps(o["spec"]["paramKind"]) for o in kept]
+        assert set(kinds) == {json.dumps(o["spec"]["paramKind"]) for o in every if "paramKind" in o["spec"]}
+        assert len(kinds) == len(set(kinds)) == 1 + bool(values)
+        for policy in kept:
+            binding = named(objects, "ValidatingAdmissionPolicyBinding", policy["metadata"]["name"])
+            for o in (policy, binding):
+                assert o["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+            assert policy["spec"]["matchConditions"] == [{"name": "never", "expression": "false"}]
+            assert binding["spec"]["paramRef"]["parameterNotFoundAction"] == "Allow"
 
 
 def test_without_a_controller_the_agents_policies_are_left(chart: Chart) -> None:
@@ -145,7 +164,8 @@ def test_drivers_are_those_of_the_values(chart: Chart) -> None:
 def test_nothing_of_lending_is_installed_where_it_is_off(chart: Chart) -> None:
     plain, lending = chart.render(), chart.render({"controller": {"lending": "on"}})
     assert names.RECALLED_DEVICES not in str(plain)
-    assert policies(lending) == policies(plain) | {names.RECALLED_DEVICES, f"{LEADER_POLICY}-lending"}
+    of_lending = {names.RECALLED_DEVICES, f"{LEADER_POLICY}-lending", "dra-driver-follow-configmaps"}
+    assert policies(lending) == policies(plain) | of_lending
     assert chart.render({"controller": {"lending": "off"}}) == plain
 
 
