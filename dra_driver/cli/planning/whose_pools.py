@@ -49,11 +49,12 @@ def slices_for(slices: Sequence[ResourceSlice], allocator: str) -> tuple[list[Re
     if allocator == ANYBODY:
         return list(slices), ""
     wanted = PoolAllocator(allocator)
-    others = [pool for pool, who in allocating_pools(slices).items() if who is not wanted]
+    allocators = allocating_pools(slices)
+    others = [pool for pool, who in allocators.items() if who is not wanted]
     if not others:
         return list(slices), ""
     left = frozenset(others)
-    who = next(name for allocator_, name in _NAMES.items() if allocator_ is not wanted)
+    who = _NAMES[allocators[others[0]]]
     names = ", ".join(str(pool.pool) for pool in others[:_SHOWN]) + (" …" if len(others) > _SHOWN else "")
     count = "1 pool" if len(others) == 1 else f"{len(others)} pools"
     note = f"{count} from which {who} allocates left out ({names}); --allocator chooses"
