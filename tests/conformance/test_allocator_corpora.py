@@ -28,10 +28,10 @@ FILES = {
 }
 
 # Of so many cases in a row, the first one is played by default; all are in the long run.
-SEQUENCES = [("quirk", 1), ("random", 4), pytest.param("random", 1, marks=pytest.mark.long)]
+SEQUENCES = [("quirk", 1), ("random", 8), pytest.param("random", 1, marks=pytest.mark.long)]
 SHARES = [
     *SEQUENCES,
-    ("lists", 3),
+    ("lists", 6),
     pytest.param("lists", 1, marks=pytest.mark.long),
     ("upstream", 1),
 ]

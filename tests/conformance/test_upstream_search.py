@@ -60,9 +60,9 @@ def snapshot_of(case: dict[str, Any]) -> Snapshot:
     ("name", "each"),
     [
         ("quirk", 1),
-        ("random", 5),
+        ("random", 10),
         pytest.param("random", 1, marks=pytest.mark.long),
-        ("lists", 3),
+        ("lists", 6),
         pytest.param("lists", 1, marks=pytest.mark.long),
         ("upstream", 1),
     ],

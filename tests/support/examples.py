@@ -10,7 +10,7 @@ import pytest
 
 PROFILE: Final = os.environ.get("HYPOTHESIS_PROFILE", "default")
 # The default run tries one of so many examples.
-_EACH: Final = 8
+_EACH: Final = 12
 
 
 def examples(count: int) -> int:

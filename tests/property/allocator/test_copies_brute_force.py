@@ -6,6 +6,7 @@ from random import Random
 
 import allocator_world as world_of
 import brute_force
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,7 +28,7 @@ def snapshot_of(world: brute_force.World) -> Snapshot:
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_as_many_copies_fit_as_by_trying_everything(seed: int) -> None:
     random = Random(seed)
     world = brute_force.random_world(random)
@@ -40,7 +41,7 @@ def test_as_many_copies_fit_as_by_trying_everything(seed: int) -> None:
 
 
 @given(st.integers(0, 2**32))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_what_is_allocated_one_by_one_is_never_more(seed: int) -> None:
     random = Random(seed)
     world = brute_force.random_world(random)

@@ -104,9 +104,9 @@ def without(checks: Checks, freed: Iterable[int]) -> Snapshot:
     return base.with_allocated(type(base.allocated)().with_allocations(given))
 
 
-@pytest.mark.parametrize("part", parts(4))
+@pytest.mark.parametrize("part", parts(8))
 def test_the_fewest_freed_holders_are_the_fewest(part: int) -> None:
-    for seed in range(part * 30, part * 30 + 30):
+    for seed in range(part * 15, part * 15 + 15):
         checks, workload = random_case(seed)
         if isinstance(checks.solve(workload), GroupAllocated):
             continue
@@ -123,10 +123,10 @@ def test_the_fewest_freed_holders_are_the_fewest(part: int) -> None:
         assert freeing.possible is (best is not None), seed
 
 
-@pytest.mark.parametrize("part", parts(2))
+@pytest.mark.parametrize("part", parts(4))
 def test_the_fewest_moves_are_the_fewest(part: int) -> None:
     tried = 0
-    for seed in range(1000 + part * 60, 1000 + part * 60 + 60):
+    for seed in range(1000 + part * 30, 1000 + part * 30 + 30):
         checks, workload = random_case(seed)
         freed = None
         if not workload.levels and not isinstance(checks.solve(workload), GroupAllocated):

@@ -208,7 +208,7 @@ def parts(number: int) -> list[Any]:
 
 @pytest.mark.parametrize("part", parts(20))
 def test_no_other_removal_costs_less(part: int) -> None:
-    number = 100 if part == 0 else 1_100
+    number = 50 if part == 0 else 1_100
     removals = unproven = 0
     for seed, cluster, preemptor in cases(range(part * 10_000, part * 10_000 + number)):
         all_ways = Exhaustive(cluster, preemptor)
@@ -233,10 +233,11 @@ def test_no_other_removal_costs_less(part: int) -> None:
     assert unproven <= removals // 20
 
 
-def test_what_was_removed_is_not_removed_again() -> None:
+@pytest.mark.parametrize("part", parts(3))
+def test_what_was_removed_is_not_removed_again(part: int) -> None:
     """While the victims end, the answer is to wait; when they are gone, the preemptor fits."""
     waits = 0
-    for seed, cluster, preemptor in cases(range(5_000, 5_060)):
+    for seed, cluster, preemptor in cases(range(5_000 + part * 20, 5_020 + part * 20)):
         found = choose_victims(cluster, preemptor)
         if not isinstance(found, Removal):
             continue
@@ -246,7 +247,7 @@ def test_what_was_removed_is_not_removed_again() -> None:
         assert isinstance(again, Fits), seed
         assert again.going, seed
         waits += 1
-    assert waits > 2
+    assert waits
 
 
 class Counted:
@@ -320,7 +321,7 @@ class Counted:
 @pytest.mark.parametrize("part", parts(10))
 def test_groups_make_room_at_the_least_cost_over_nodes(part: int) -> None:
     removals = 0
-    for seed in range(part * 1_000, part * 1_000 + (60 if part == 0 else 1_000)):
+    for seed in range(part * 1_000, part * 1_000 + (30 if part == 0 else 1_000)):
         of = Counted(Random(seed))
         found = choose_victims(of.cluster, of.preemptor)
         if of.fits(()):
