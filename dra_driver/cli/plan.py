@@ -132,7 +132,6 @@ def run(args: argparse.Namespace) -> int:
         return 3
     finally:
         done()
-        gc.unfreeze()
         gc.enable()
 
 

@@ -37,7 +37,7 @@ def peak_of(selector: cel.Selector, view: cel.DeviceView) -> tuple[cel.Outcome, 
 
 
 # Up to the whole limit each; below, all of them begin.
-@pytest.mark.parametrize("name", one_of(3, HOSTILE))
+@pytest.mark.parametrize("name", one_of(8, HOSTILE))
 def test_a_hostile_evaluation_is_cancelled(name: str) -> None:
     outcome = cel.compile_selector(HOSTILE[name]).evaluate(a_view())
     assert isinstance(outcome.value, str), "it has a result"
@@ -46,21 +46,21 @@ def test_a_hostile_evaluation_is_cancelled(name: str) -> None:
     assert outcome.cost <= MOST_COST
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "replace, with a long text",
-        "replace of wide characters",
-        "text doubled by bind",
-        "join of one text many times",
-        "format of texts",
-        "split into characters",
-        "ranges that are kept",
-        "large quantities",
-        "patterns that are made",
-        "versions that are kept",
-    ],
-)
+KEEPING = [
+    "replace, with a long text",
+    "replace of wide characters",
+    "text doubled by bind",
+    "join of one text many times",
+    "format of texts",
+    "split into characters",
+    "ranges that are kept",
+    "large quantities",
+    "patterns that are made",
+    "versions that are kept",
+]
+
+
+@pytest.mark.parametrize("name", one_of(3, KEEPING))
 def test_a_hostile_evaluation_is_cancelled_within_its_memory(name: str) -> None:
     outcome, peak = peak_of(cel.compile_selector(HOSTILE[name]), a_view())
     assert isinstance(outcome.value, str)
@@ -94,7 +94,7 @@ LARGE = [
 ]
 
 
-@pytest.mark.parametrize("expression", LARGE)
+@pytest.mark.parametrize("expression", one_of(3, LARGE))
 def test_what_kubernetes_allows_has_a_result(expression: str) -> None:
     assert cel.compile_selector(expression).evaluate(a_view()).value is True
 
@@ -144,9 +144,10 @@ def test_a_value_of_a_wrong_type_is_an_error_that_is_absorbed(wrong: str) -> Non
 
 
 def test_nothing_absorbs_a_limit() -> None:
-    hostile = HOSTILE["equality of lists in lists"]
+    hostile = HOSTILE["replace, with a long text"]
     for expression in (
         f"({hostile}) || true",
+        f"({HOSTILE['equality of lists in lists']}) || true",
         f"[1].exists(x, {hostile}) || true",
         f"[{hostile}].size() == 1",
     ):
@@ -358,7 +359,7 @@ class NothingLeftError(Exception):
     pass
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", one_of(3, HOSTILE))
 def test_an_evaluation_ends_where_it_is_not_paid_for(name: str) -> None:
     def refuse(units: int) -> None:
         raise NothingLeftError
@@ -408,7 +409,6 @@ def test_failures_leave_nothing_to_the_garbage_collector(test: str) -> None:
         assert gc.collect() < 100
     finally:
         gc.enable()
-        gc.unfreeze()
 
 
 def test_long_versions_are_not_kept() -> None:
