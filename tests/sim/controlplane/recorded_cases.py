@@ -45,8 +45,8 @@ def load_cases() -> list[dict[str, Any]]:
 
 
 @contextlib.asynccontextmanager
-async def world() -> AsyncIterator[str]:
-    """One node of two CPUs with eight devices; gives the server's address."""
+async def world() -> AsyncIterator[tuple[str, SimKubelet]]:
+    """One node of two CPUs with eight devices; gives the server's address and the node's kubelet."""
     with short_directory() as directory, contextlib.ExitStack() as closing:
         server = ApiServer()
         await server.install(_objects())
@@ -72,7 +72,7 @@ async def world() -> AsyncIterator[str]:
         try:
             while kubelet.plugins.plugin(DRIVER) is None:
                 await asyncio.sleep(0.01)
-            yield server.url
+            yield server.url, kubelet
         finally:
             for task in tasks:
                 task.cancel()
@@ -120,6 +120,7 @@ def _objects() -> list[dict[str, Any]]:
 class Player:
     session: aiohttp.ClientSession
     url: str
+    kubelet: SimKubelet
     names: dict[str, str] = field(default_factory=dict)
     # By path, the versions of pods and claims since the last write: some states pass within half a second,
     # which a busy machine may not see by looking.
@@ -227,10 +228,10 @@ class Player:
                 self.names.setdefault(token, found[key])
 
     async def _no_claims(self) -> None:
-        """Waits for the generated claims of pods that are gone."""
+        """Waits for the generated claims of pods that are gone, and for the kubelet to unprepare all."""
         for _ in range(300):
             async with self.session.get(f"{self.url}/apis/resource.k8s.io/v1/resourceclaims") as answer:
-                if not (await answer.json())["items"]:
+                if not (await answer.json())["items"] and not self.kubelet.claims.claims:
                     return
             await asyncio.sleep(0.01)
 
