@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from controller.allocate.answers.decider import Answers
@@ -13,6 +13,7 @@ from controller.allocate.state.assume_cache import AssumeCache
 from controller.allocate.state.following import follow
 from controller.allocate.state.pool_owners import CurrentOwners
 from controller.allocate.state.pool_states import PoolStates
+from controller.allocate.worker.child import Child, WorkerChild
 from controller.allocate.worker.process import Limits, WorkerProcess
 from controller.config import ControllerConfig, LendingMode
 from controller.informers import Informers
@@ -30,15 +31,20 @@ AnswersOf = Callable[[Journal, Settings, ControllerConfig, Metrics], Answers]
 
 
 def worker_process(
-    journal: Journal, settings: Settings, config: ControllerConfig, metrics: Metrics
+    journal: Journal,
+    settings: Settings,
+    config: ControllerConfig,
+    metrics: Metrics,
+    *,
+    start: Callable[[], Awaitable[Child]] = WorkerChild.start,
 ) -> Answers:
-    """Return answers from a process of its own."""
+    """Return answers from a process of its own, which ``start`` starts."""
 
     def ended(reason: str) -> None:
         metrics.worker_restarts.labels(reason).inc()
 
     limits = Limits(seconds=config.decision_seconds, memory=config.decision_memory)
-    return WorkerProcess(journal, settings, limits, ended, counted=metrics.set_shape_counts)
+    return WorkerProcess(journal, settings, limits, ended, start=start, counted=metrics.set_shape_counts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

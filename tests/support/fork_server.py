@@ -6,12 +6,15 @@ process ID and, when it has ended, its exit status (negative: the signal). A pro
 closed is killed, and so are all when our stdin is closed.
 
 They are the real commands, scripts (the first argument is then a path that ends in ``.py``), or workers of
-controllers, but a controller waits 1 s instead of 15 s before a pool changes hands.
+controllers, but a controller waits 1 s instead of 15 s before a pool changes hands, and its worker is forked
+here as well.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import gc
 import os
 import random
@@ -23,23 +26,40 @@ import sys
 import traceback
 from typing import Any
 
+import forked
 import msgspec
+from forked_worker import ForkedWorker
 
 # Imported before the first fork; nothing here starts a thread.
 import dra_driver.cli.processes.controller
 import dra_driver.cli.processes.kubelet_plugin
 import dra_driver.discovery.rdma.backend
 import dra_driver.discovery.simulated.backend
+from controller.allocate.decide import PodQuestion
 from controller.allocate.worker import __main__ as worker
+from controller.allocate.worker.sent_answers import Answer
+from controller.allocate.worker.wire import Start
+from controller.assembly import worker_process
 from controller.config import Timings
+from dra_driver.api import codec
+from dra_driver.api.core import Event, Node, Pod
+from dra_driver.api.own.inventory import DeviceInventory
+from dra_driver.api.resource import DeviceClass, ResourceClaim, ResourceClaimTemplate, ResourceSlice
 from dra_driver.cli import common
 from dra_driver.cli import main as cli
+from dra_driver.errors import DecodeError
 
 TIMINGS = Timings(drain=1.0)
+ANSWERS_OF = functools.partial(worker_process, start=ForkedWorker.start)
+DECODED: tuple[type, ...] = (
+    *(Pod, Node, Event, DeviceClass, DeviceInventory, ResourceClaim, ResourceClaimTemplate, ResourceSlice),
+    *(Start, PodQuestion, Answer),
+)
 
 
 def main() -> int:
     """Serve until stdin is closed; return the exit status, in forked processes too."""
+    prepare()
     # The collector would write to the pages of everything that processes share with us.
     gc.freeze()
     readable, writable = os.pipe()
@@ -80,6 +100,13 @@ def main() -> int:
             return 0
 
 
+def prepare() -> None:
+    """Make what every process would make: decoders, each of which takes some milliseconds."""
+    for kind in DECODED:
+        with contextlib.suppress(DecodeError):
+            codec.decode(kind, "{}")
+
+
 def answer(connection: socket.socket, status: int) -> None:
     """Send an exit status, where somebody still listens."""
     with connection:
@@ -99,6 +126,7 @@ def child(request: dict[str, Any], output: int, own: list[int]) -> int:
         os.dup2(output, number)
     os.close(output)
     os.environ.update(request["environment"])
+    os.environ[forked.SERVER] = sys.argv[1]
     random.seed()
     try:
         return command(request["arguments"], own)
@@ -123,7 +151,7 @@ def command(arguments: list[str], own: list[int]) -> int:
     dra_driver.cli.processes.controller.add_arguments(parser)
     args = parser.parse_args(arguments[1:])
     common.configure_logging(args.log_level, args.log_format)
-    return dra_driver.cli.processes.controller.run(args, TIMINGS)
+    return dra_driver.cli.processes.controller.run(args, TIMINGS, ANSWERS_OF)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,9 @@ from pathlib import Path
 
 from dra_driver.sim.processes import dra_driver_command
 
+# The variable of forked processes that names the socket of their server.
+SERVER = "FORK_SERVER"
+
 
 class ForkedChild:
     """Implements ``processes.Child``."""
@@ -73,7 +76,9 @@ async def fork(arguments: Sequence[str], environment: Mapping[str, str], *files:
 
 @functools.cache
 def _server() -> str:
-    """Start the server of this process of tests; return its socket."""
+    """Start the server of this process of tests; return its socket, which its processes ask too."""
+    if SERVER in os.environ:
+        return os.environ[SERVER]
     folder = tempfile.TemporaryDirectory(prefix="fork-server-")
     path = str(Path(folder.name) / "s")
     script = str(Path(__file__).with_name("fork_server.py"))

@@ -116,7 +116,7 @@ class Service:
         self._version = message.number
         if message.code == Code.READY:
             self._decisions.refresh()
-            self.tidy()
+            self._collect()
             self._count_shapes()
         else:
             self._decisions.apply(change_of(message))
@@ -132,6 +132,9 @@ class Service:
         At 5,000 nodes it took a quarter of a second for that, in the middle of a question.
         """
         gc.unfreeze()
+        self._collect()
+
+    def _collect(self) -> None:
         gc.collect()
         gc.freeze()
         self._tidied = time.monotonic()

@@ -13,6 +13,7 @@ import structlog
 
 from controller.admission.config import OBJECT_NAME, AdmissionConfig
 from controller.app import Controller
+from controller.assembly import AnswersOf, worker_process
 from controller.config import (
     ControllerConfig,
     LendingMode,
@@ -327,12 +328,15 @@ def _add_admission(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace, timings: Timings | None = None) -> int:
+def run(
+    args: argparse.Namespace, timings: Timings | None = None, answers_of: AnswersOf = worker_process
+) -> int:
     """Run until SIGTERM or SIGINT (exit 0), or until the lease is lost (exit 1).
 
     Args:
         args: of the command line.
         timings: in place of the usual ones; for tests.
+        answers_of: see ``Controller``.
     """
     admission: AdmissionConfig | None = None
     if args.admission_port is not None:
@@ -384,7 +388,7 @@ def run(args: argparse.Namespace, timings: Timings | None = None) -> int:
         shapes=shapes,
         timings=timings or Timings(),
     )
-    asyncio.run(_main(config))
+    asyncio.run(_main(config, answers_of))
     return 0
 
 
@@ -393,7 +397,7 @@ def _group_labels(text: str) -> tuple[str, ...]:
     return () if text == "none" else tuple(dict.fromkeys(item.strip() for item in text.split(",")))
 
 
-async def _main(config: ControllerConfig) -> None:
+async def _main(config: ControllerConfig, answers_of: AnswersOf) -> None:
     async with await KubeApi.connect(
         config.kubeconfig, field_manager=CONTROLLER_FIELD_MANAGER, user_agent="dra-driver-controller"
     ) as client:
@@ -404,7 +408,7 @@ async def _main(config: ControllerConfig) -> None:
             allocator=config.allocator.value,
             leader_elect=config.leader_elect,
         )
-        controller = Controller(client, config)
+        controller = Controller(client, config, answers_of=answers_of)
         task = asyncio.create_task(controller.run())
         settling = asyncio.create_task(settle(controller.ready))
         loop = asyncio.get_running_loop()

@@ -6,15 +6,13 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
-from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import builders
-import forked
 from builders import DRIVER, PROTECTED
+from forked_worker import ForkedWorker
 
 from controller.allocate.answers.decider import Answered, Decider
 from controller.allocate.answers.journal import Journal
@@ -43,7 +41,6 @@ __all__ = [
     "GPU_0",
     "NS",
     "POOL",
-    "ForkedWorker",
     "World",
     "copies_of",
     "device_of",
@@ -57,18 +54,6 @@ __all__ = [
 NS = builders.NAMESPACE
 POOL = PoolID(DRIVER, PoolName("n1"))
 GPU_0 = builders.allocation(builders.result("n1", "gpu-0"))
-
-
-class ForkedWorker(WorkerChild):
-    """A worker that costs no imports: all but how its process is started is as in a controller."""
-
-    @classmethod
-    async def start(cls) -> ForkedWorker:
-        here, there = socket.socketpair()
-        reader, writer = await asyncio.open_connection(sock=here)
-        with there, Path(os.devnull).open("wb") as output:
-            process = await forked.fork(["worker"], {}, output.fileno(), there.fileno())
-        return cls(cast("Process", process), reader, writer)
 
 
 class World:
