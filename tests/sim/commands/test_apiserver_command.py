@@ -117,6 +117,7 @@ def test_kubectl_gets_along_with_it(tmp_path: Path) -> None:
         assert kubectl("get", "-R", "-f", str(EXAMPLES), "--ignore-not-found") == ""
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on this machine")
 def test_kubectl_watches(tmp_path: Path) -> None:
     path = tmp_path / "kubeconfig"

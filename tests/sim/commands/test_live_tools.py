@@ -186,6 +186,7 @@ def test_no_server_and_no_kubeconfig(
     assert "127.0.0.1:9" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_watching_shows_what_changes(tmp_path: Path) -> None:
     path = tmp_path / "kubeconfig"
     command = [str(PLUGIN), "status", "--kubeconfig", str(path), "--watch", "--interval", "0.1"]

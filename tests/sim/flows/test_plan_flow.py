@@ -116,6 +116,7 @@ def test_moving_the_named_holders_is_enough() -> None:
     support.run(scenario, support.config("l4x4", "l4x4"))
 
 
+@pytest.mark.long
 def test_adding_the_nodes_is_enough() -> None:
     async def scenario(cluster: EmbeddedCluster) -> None:
         await running(cluster, "a", 2)

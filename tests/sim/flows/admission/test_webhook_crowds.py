@@ -114,7 +114,7 @@ KINDS: tuple[Begin, ...] = (
 # Without a limit even a thousand idle TLS connections take more than may be.
 @pytest.mark.slow
 @pytest.mark.sim
-@pytest.mark.parametrize("connections", [400, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("connections", [100, pytest.param(10_000, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("idle", "half"),
     [
