@@ -1,4 +1,4 @@
-"""Makes what tests share importable, settles how hypothesis searches, keeps paths of sockets short.
+"""Makes what tests share importable, settles how hypothesis searches and where tests write.
 
 A run finds the same on every machine: ``HYPOTHESIS_PROFILE=explore`` looks for new counterexamples instead.
 With ``HYPOTHESIS_PROFILE=thorough`` every test of a property tries all its examples and counts as long.
@@ -24,7 +24,10 @@ sys.path.extend(
 sys.path.append(str(Path(__file__).parent / "sim"))
 
 import cold_start
+import scratch
 from examples import PROFILE, examples
+
+scratch.use_memory()
 
 hypothesis.settings.register_profile("default", derandomize=True, deadline=None, max_examples=examples(100))
 hypothesis.settings.register_profile("thorough", derandomize=True, deadline=None)

@@ -86,9 +86,16 @@ def container(node: Any, body: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """Never in memory: an MPS daemon gets a /dev/shm of its own, in which its program would not be."""
+    with tempfile.TemporaryDirectory(prefix="dra", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
 def state() -> Iterator[Path]:
     """A state directory whose path leaves room for the names of sockets, as the kubelet's does."""
-    with tempfile.TemporaryDirectory(prefix="dra") as folder:
+    with tempfile.TemporaryDirectory(prefix="dra", dir="/tmp") as folder:
         yield Path(folder)
 
 
