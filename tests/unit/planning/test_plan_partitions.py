@@ -75,10 +75,10 @@ def test_partitions_in_one_claim_and_in_several_need_as_few_holders(pairs: float
 
 
 def test_as_many_partitions_fit_as_all_gpus_can_be_cut_into() -> None:
-    fleet = described_fleet("h100x2:2", ["*"], driver=DRIVER)
+    fleet = described_fleet("h100x1:2", ["*"], driver=DRIVER)
     empty = Snapshot.build(
         slices=fleet.slices, classes=fleet.classes, nodes=fleet.nodes, allocated=AllocatedState()
     )
-    for profile, number in (("1g.10gb", 28), ("2g.20gb", 12), ("3g.40gb", 8), ("7g.80gb", 4)):
+    for profile, number in (("1g.10gb", 14), ("2g.20gb", 6), ("3g.40gb", 4), ("7g.80gb", 2)):
         checks = Checks(PlannedCluster(empty), lambda: 0.0, 60.0)
         assert how_many(checks, Workload("w", (GroupMember((mig("x", profile),)),))) == Count(number, True)
