@@ -80,7 +80,9 @@ class _Selector(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Return what is ready; wait only if ``idle`` says so."""
-        ready = super().select(0)
+        # Beside sockets there is the loop's own pipe, which only ends a wait. To ask the kernel takes long.
+        ready = super().select(0) if len(self.get_map()) > 1 else []
         if ready or timeout == 0:
             return ready
-        return super().select(self._idle(timeout))
+        wait = self._idle(timeout)
+        return [] if wait == 0 else super().select(wait)
