@@ -92,10 +92,13 @@ class GatedNamespaces:
             found = await self._read()
         except Forbidden as e:
             found = f"whether pods are created with the gate cannot be read: {e}"
+        self._read_once = True
+        if not isinstance(found, Gating):
+            self._why = found
+        elif found != self._gating:
+            self._why = found.problem()  # its conditions are compiled for that
         before = self._gating
         self._gating = found if isinstance(found, Gating) else None
-        self._why = found.problem() if isinstance(found, Gating) else found
-        self._read_once = True
         if before != self._gating:
             self._ungated = set(self._without_gate(*self._namespaces.items()))
         self._report()
