@@ -5,6 +5,7 @@ Everything here is synchronous: one call is one step of the event loop, so write
 
 from __future__ import annotations
 
+import functools
 import secrets
 import uuid
 from collections.abc import Callable, Container
@@ -32,7 +33,12 @@ _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
 
 def timestamp(seconds: float) -> str:
     """Return a time as RFC 3339 with whole seconds."""
-    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return _timestamp(int(seconds))
+
+
+@functools.lru_cache(maxsize=16)  # many objects are written in the same second
+def _timestamp(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class Registry:
