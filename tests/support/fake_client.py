@@ -8,7 +8,6 @@ garbage collection, controllers, webhooks. Namespaces need not be created.
 from __future__ import annotations
 
 import asyncio
-import copy
 import dataclasses
 import functools
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -78,7 +77,7 @@ class _Stripped(Reviews):
         self._strip = strip
 
     def mutated(self, review: Review) -> dict[str, Any] | None:
-        changed = copy.deepcopy(review.new)
+        changed = _copied(review.new)
         if changed is not None:
             self._strip(changed)
         return changed
@@ -144,7 +143,7 @@ class FakeClient:
         found = self._collection(resource).get(key)
         strategy.prepare_create(kind, raw, self.registry.now())
         if "status" in body:
-            raw["status"] = copy.deepcopy(body["status"])
+            raw["status"] = _copied(body["status"])
         if "generation" in body["metadata"]:
             metadata["generation"] = body["metadata"]["generation"]
         uid = found.raw["metadata"]["uid"] if found else f"uid-{self.registry.store.version}"
@@ -167,8 +166,8 @@ class FakeClient:
         """
         kind = self._kind(resource)
         old = self._collection(resource).objects[Key(namespace, name)].raw
-        patched = copy.deepcopy(merge_patch(old, patch))
-        raw = patched if as_is else self._decoded(kind, patched)
+        patched = merge_patch(old, patch)
+        raw = _copied(patched) if as_is else self._decoded(kind, patched)
         if "generation" in old["metadata"] and strategy.spec_changed(kind, old, raw):
             raw["metadata"]["generation"] += 1
         self._collection(resource).put(Key(namespace, name), raw)
@@ -179,12 +178,12 @@ class FakeClient:
 
     def raw(self, resource: Resource[Any], name: str, namespace: str = "") -> dict[str, Any]:
         """Return a copy of a stored object; ``KeyError`` where there is none."""
-        return copy.deepcopy(self._collection(resource).objects[Key(namespace, name)].raw)
+        return _copied(self._collection(resource).objects[Key(namespace, name)].raw)
 
     def find(self, resource: Resource[Any], name: str, namespace: str = "") -> dict[str, Any] | None:
         """Return a copy of a stored object; None where there is none."""
         found = self._collection(resource).get(Key(namespace, name))
-        return copy.deepcopy(found.raw) if found else None
+        return _copied(found.raw) if found else None
 
     def obj(self, resource: Resource[T], name: str, namespace: str = "") -> T:
         """Return a stored object, the same until it changes; ``KeyError`` where there is none."""
@@ -285,7 +284,7 @@ class FakeClient:
 
         def write(kind: Kind, options: Options) -> dict[str, Any]:
             self._have_namespace(kind, namespace)
-            return self.registry.create(kind, namespace, copy.deepcopy(dict(body)), options)
+            return self.registry.create(kind, namespace, _copied(dict(body)), options)
 
         return await self._write("create", resource, body["metadata"].get("name", ""), "", dry_run, write)
 
@@ -296,7 +295,7 @@ class FakeClient:
 
         def write(kind: Kind, options: Options) -> dict[str, Any]:
             self._have_namespace(kind, namespace)
-            raw = copy.deepcopy(dict(body))
+            raw = _copied(dict(body))
             return self.registry.update(kind, namespace, name, raw, options, subresource)[0]
 
         return await self._write("replace", resource, name, subresource, dry_run, write)
@@ -332,7 +331,7 @@ class FakeClient:
         def write(kind: Kind, options: Options) -> dict[str, Any]:
             self._have_namespace(kind, namespace)
             options.manager, options.force = field_manager, force
-            raw = copy.deepcopy(dict(body))
+            raw = _copied(dict(body))
             done = self.registry.patch(kind, namespace, name, "apply", raw, options, subresource)[0]
             if not dry_run:
                 self.applied.append((field_manager, body))
@@ -409,7 +408,7 @@ class FakeClient:
     def _decoded(self, kind: Kind, body: object) -> dict[str, Any]:
         """Return what the server makes of a body: with default values, without unknown fields."""
         complain = decoding.cannot_handle(kind)
-        body = copy.deepcopy(body)
+        body = _copied(body)
         raw, context = decoding.decode(kind, kind, body, Options(), complain, self.registry.now())
         context.drop_empties()
         return raw
@@ -438,6 +437,13 @@ class FakeClient:
         waiter = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
         await waiter
+
+
+def _copied(plain: Any) -> Any:
+    """Return a copy of plain data, in a fraction of the time that ``deepcopy`` takes."""
+    if isinstance(plain, dict):
+        return {key: _copied(value) for key, value in plain.items()}
+    return [_copied(value) for value in plain] if isinstance(plain, list) else plain
 
 
 @functools.cache

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any, Final
 
 import yaml
+from manifest_files import documents
 from paths import PROJECT, SUPPORT
 
 __all__ = ["PAGE", "documented", "pods_of", "with_metadata"]
@@ -15,8 +17,12 @@ PAGE: Final = PROJECT / "docs" / "workload-controllers.md"
 
 def pods_of(controller: str) -> list[dict[str, Any]]:
     """Return the pods that a controller has written, in the order in which it does."""
-    text = (SUPPORT / "workloads" / f"{controller}.yaml").read_text()
-    return [body for body in yaml.safe_load_all(text) if body]
+    return copy.deepcopy(_written(controller))
+
+
+@functools.cache
+def _written(controller: str) -> list[dict[str, Any]]:
+    return documents(SUPPORT / "workloads" / f"{controller}.yaml")
 
 
 def documented(kind: str) -> dict[str, Any]:
