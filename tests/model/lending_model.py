@@ -11,6 +11,7 @@ newest.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple
@@ -157,12 +158,24 @@ def is_quiet(state: State) -> bool:
     return state.alive and all(loan.state is S.OURS for loan in state.loans) and state.slice <= 0
 
 
+class _Facts(NamedTuple):
+    """What the controller sees of a unit: see ``LoanFacts``."""
+
+    noted: bool
+    slices: LoanEvent
+    complete: bool
+    claims_seen: bool
+
+
 class World:
     """The steps of a scenario."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
         self._own = scenario.borrowers
+        # There are few different loans and facts, and what follows from them is asked for at every step.
+        self._after = functools.cache(self._looked_at)
+        self._marked = functools.cache(self._without_differences)
 
     def steps(self, state: State) -> Iterator[State]:
         """Yield what the world can be next."""
@@ -201,45 +214,47 @@ class World:
             return state
         for unit, devices in enumerate(self._scenario.units):
             if state.loans[unit].state is S.OURS:
-                facts = self._facts(state, unit, devices, over=False, late=False)
-                after, _, _ = look_at_loan(state.loans[unit], facts)
-                state = self._with_loan(state, unit, self._marked(state, after, unit))
+                facts = self._facts(state, unit, devices)
+                after = self._after(state.loans[unit], facts, over=False, late=False)
+                state = self._with_loan(state, unit, self._marked(after, unit))
         return state
 
     def _looks(self, state: State) -> Iterator[State]:
         for unit, devices in enumerate(self._scenario.units):
             loan = state.loans[unit]
+            facts = self._facts(state, unit, devices)
             for over in (False, True) if loan.state in (S.NOTING, S.UNTAINTING, S.LENT) else (False,):
                 for late in (False, True) if loan.state.timed or loan.state is S.TAINTING else (False,):
-                    facts = self._facts(state, unit, devices, over=over, late=late)
                     if late and loan.state is S.CLOSING and not self._closed(state, loan):
                         continue
-                    after, _, _ = look_at_loan(loan, facts)
+                    after = self._after(loan, facts, over=over, late=late)
                     if after.state is S.CLOSING and loan.state is S.TAINTING:
                         continue
-                    yield self._with_loan(state, unit, self._marked(state, after, unit))
+                    yield self._with_loan(state, unit, self._marked(after, unit))
 
-    def _facts(self, state: State, unit: int, devices: int, *, over: bool, late: bool) -> LoanFacts:
+    def _facts(self, state: State, unit: int, devices: int) -> _Facts:
         slice_ = state.seen_slice[0]
-        event = E.GONE if slice_ == NONE else E.UNTAINTED if slice_ & devices else E.TAINTED
-        return LoanFacts(
+        return _Facts(
             noted=bool(state.seen_note[0] >> unit & 1),
-            slices=event,
+            slices=E.GONE if slice_ == NONE else E.UNTAINTED if slice_ & devices else E.TAINTED,
             complete=slice_ < HALF,
-            over=over,
-            taken=False,
             # Read consistently, and compared with what is seen here.
             claims_seen="consistent read" in self._scenario.without or state.seen_claims == state.claims,
-            now=1.0 if late else 0.0,
-            drain=1.0,
-            closing=1.0,
         )
+
+    def _looked_at(self, loan: Loan, facts: _Facts, *, over: bool, late: bool) -> Loan:
+        return look_at_loan(
+            loan,
+            LoanFacts(
+                **facts._asdict(), over=over, taken=False, now=1.0 if late else 0.0, drain=1.0, closing=1.0
+            ),
+        )[0]
 
     def _closed(self, state: State, loan: Loan) -> bool:
         """Return whether the time to close can be over: what an API server knows is not older than that."""
         return "closing" in self._scenario.without or _bits(loan.touched) & ~state.policy == 0
 
-    def _marked(self, state: State, loan: Loan, unit: int) -> Loan:
+    def _without_differences(self, loan: Loan, unit: int) -> Loan:
         """Return a loan without what makes equal worlds differ, and without states that are skipped."""
         for from_, to in self._scenario.skipped:
             if loan.state is from_:
@@ -273,7 +288,7 @@ class World:
                 if devices >> device & 1 and not held:
                     loan, _ = borrow(state.loans[unit], _names(1 << device), 0.0)
                     if loan is not state.loans[unit]:
-                        yield _spent(self._with_loan(state, unit, self._marked(state, loan, unit)), LOANS)
+                        yield _spent(self._with_loan(state, unit, self._marked(loan, unit)), LOANS)
 
     def _writes(self, state: State) -> Iterator[State]:
         busy = {w.kind for w in state.writes if w.ours}
@@ -371,7 +386,7 @@ class World:
         for unit in range(len(state.loans)):
             if write.ours and write.asked >> unit & 1:
                 loan, _ = recalled(state.loans[unit], 0, 0.0)
-                state = self._with_loan(state, unit, self._marked(state, loan, unit))
+                state = self._with_loan(state, unit, self._marked(loan, unit))
         return state
 
     def _surroundings(self, state: State) -> Iterator[State]:

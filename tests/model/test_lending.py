@@ -40,8 +40,10 @@ CALM = Scenario(one_unit=True, left=(1, 1, 0, 0, 0, 0))
 @pytest.mark.parametrize(
     "scenario",
     [
-        # The long tests have kills in larger scenarios as well.
-        pytest.param(scenario, id=name, marks=[pytest.mark.long] if name == "a kill" else [])
+        # The long tests have kills and wipes in larger scenarios as well.
+        pytest.param(
+            scenario, id=name, marks=[pytest.mark.long] if name in ("a kill", "the slice wiped") else []
+        )
         for name, scenario in SMALL.items()
     ],
 )
@@ -67,7 +69,8 @@ def test_no_device_is_in_two_claims_whatever_else_happens(scenario: Scenario) ->
         (CALM, "policy"),
         (CALM, "closing"),
         (CALM, "consistent read"),
-        (replace(KILLED, before=True), "real recalls"),
+        # The shortest way to two claims is the longest of all.
+        pytest.param(replace(KILLED, before=True), "real recalls", marks=pytest.mark.long),
         (KILLED, "at once"),
         (KILLED, "settling"),
         (KILLED, "first read"),
