@@ -1,6 +1,7 @@
 """A few random fault schedules on the embedded API server; ``make fault-test`` plays hundreds.
 
-In a process of its own, because the schedules shorten delays of the controller.
+In a process of its own, because the schedules shorten delays of the controller. By default only schedules in
+memory are played: ``tests/property/controller/test_controller_fault_schedules.py``.
 """
 
 import os
@@ -13,16 +14,9 @@ import pytest
 FAULT_TEST = Path(__file__).with_name("fault_test.py")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.sim
-@pytest.mark.parametrize(
-    ("lending", "schedules"),
-    [
-        ("off", 1),
-        pytest.param("on", 1, marks=pytest.mark.long),
-        pytest.param("off", 15, marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize(("lending", "schedules"), [("on", 1), ("off", 15)])
 def test_no_invariant_is_violated_under_faults(tmp_path: Path, lending: str, schedules: int) -> None:
     command = [sys.executable, str(FAULT_TEST), f"--schedules={schedules}", "--side-by-side=8"]
     environment = {**os.environ, "LENDING": lending}
