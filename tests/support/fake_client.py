@@ -77,9 +77,10 @@ class _Stripped(Reviews):
         self._strip = strip
 
     def mutated(self, review: Review) -> dict[str, Any] | None:
+        if review.new is None:
+            return None
         changed = _copied(review.new)
-        if changed is not None:
-            self._strip(changed)
+        self._strip(changed)
         return changed
 
     def validated(self, review: Review) -> None:
@@ -143,7 +144,7 @@ class FakeClient:
         found = self._collection(resource).get(key)
         strategy.prepare_create(kind, raw, self.registry.now())
         if "status" in body:
-            raw["status"] = _copied(body["status"])
+            raw["status"] = _copied_value(body["status"])
         if "generation" in body["metadata"]:
             metadata["generation"] = body["metadata"]["generation"]
         uid = found.raw["metadata"]["uid"] if found else f"uid-{self.registry.store.version}"
@@ -408,7 +409,7 @@ class FakeClient:
     def _decoded(self, kind: Kind, body: object) -> dict[str, Any]:
         """Return what the server makes of a body: with default values, without unknown fields."""
         complain = decoding.cannot_handle(kind)
-        body = _copied(body)
+        body = _copied_value(body)
         raw, context = decoding.decode(kind, kind, body, Options(), complain, self.registry.now())
         context.drop_empties()
         return raw
@@ -439,11 +440,15 @@ class FakeClient:
         await waiter
 
 
-def _copied(plain: Any) -> Any:
+def _copied(body: dict[str, Any]) -> dict[str, Any]:
     """Return a copy of plain data, in a fraction of the time that ``deepcopy`` takes."""
-    if isinstance(plain, dict):
-        return {key: _copied(value) for key, value in plain.items()}
-    return [_copied(value) for value in plain] if isinstance(plain, list) else plain
+    return {key: _copied_value(value) for key, value in body.items()}
+
+
+def _copied_value(value: Any) -> Any:
+    if isinstance(value, dict):
+        return _copied(value)
+    return [_copied_value(v) for v in value] if isinstance(value, list) else value
 
 
 @functools.cache

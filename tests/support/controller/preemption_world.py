@@ -67,18 +67,29 @@ class Ends:
 
     async def run(self) -> None:
         since: dict[str, float] = {}
+        version, ending = -1, False
         while True:
-            now = asyncio.get_running_loop().time()
-            for found in self._cluster.all(PODS):
-                if found.metadata.deletion_timestamp is None:
-                    continue
-                if now - since.setdefault(found.metadata.uid, now) >= self.seconds:
-                    self._cluster.remove(PODS, found.metadata.name, found.metadata.namespace)
-            used = {name for p in self._cluster.all(PODS) for name in _claims(p)}
-            for c in self._cluster.all(RESOURCE_CLAIMS):
-                if c.metadata.name not in used:
-                    self._cluster.remove(RESOURCE_CLAIMS, c.metadata.name, c.metadata.namespace)
+            if ending or self._cluster.registry.store.version != version:
+                version = self._cluster.registry.store.version
+                ending = self._look(since)
             await asyncio.sleep(0.2)
+
+    def _look(self, since: dict[str, float]) -> bool:
+        """End what has to; return whether pods are being deleted that have still time."""
+        now = asyncio.get_running_loop().time()
+        ending = False
+        for found in self._cluster.all(PODS):
+            if found.metadata.deletion_timestamp is None:
+                continue
+            if now - since.setdefault(found.metadata.uid, now) >= self.seconds:
+                self._cluster.remove(PODS, found.metadata.name, found.metadata.namespace)
+            else:
+                ending = True
+        used = {name for p in self._cluster.all(PODS) for name in _claims(p)}
+        for c in self._cluster.all(RESOURCE_CLAIMS):
+            if c.metadata.name not in used:
+                self._cluster.remove(RESOURCE_CLAIMS, c.metadata.name, c.metadata.namespace)
+        return ending
 
 
 def _claims(found: Pod) -> set[str]:

@@ -48,7 +48,8 @@ def test_years_go_by_without_a_gap() -> None:
     leaves, authorities = {secret.leaf}, {secret.authorities[0]}
     while now < NOW + 4 * 365 * DAY:
         accepted(bundle, served, now)
-        accepted(bundle, secret, now)
+        if secret != served:
+            accepted(bundle, secret, now)
         trusted = bundle == secret.bundle and now - bundle_since >= 60
         due = renewed(secret, NAMES, now, trusted=trusted)
         served = secret  # a replica is one step behind

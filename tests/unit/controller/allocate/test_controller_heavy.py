@@ -283,7 +283,8 @@ def test_a_pod_whose_claim_is_allocated_meanwhile_does_not_wait_for_the_pause() 
         await h.quiet()
         assert h.gates("hard") == []
 
-    run(cluster, scenario)
+    # As many steps as that takes are by far not enough.
+    run(cluster, scenario, decision_seconds=0.2)
 
 
 def test_a_group_that_was_given_up_is_decided_again_although_nothing_has_changed() -> None:
