@@ -236,7 +236,7 @@ async def play(seed: int) -> None:
     assert not problems, problems
 
 
-@pytest.mark.parametrize("seed", seeds("DRA_SHARED_SCHEDULES", 12, first=4))
+@pytest.mark.parametrize("seed", seeds("DRA_SHARED_SCHEDULES", 12, first=2))
 def test_pods_that_share_claims_come_to_rest_with_all_that_fits(seed: int) -> None:
     virtual_time.run(play(seed))
 

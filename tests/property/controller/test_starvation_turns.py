@@ -6,6 +6,7 @@ import random
 from collections import defaultdict
 
 import pytest
+from examples import share
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -121,11 +122,14 @@ def serve(starving: Starving, uid: Uid, at: float) -> None:
     starving.bound(uid, at)
 
 
+@pytest.mark.parametrize("number", share([30, 128], 1))
 @pytest.mark.parametrize("priorities", [1, 3])
-def test_what_one_namespace_keeps_in_vain_is_bounded_however_many_pods_it_makes(priorities: int) -> None:
+def test_what_one_namespace_keeps_in_vain_is_bounded_however_many_pods_it_makes(
+    priorities: int, number: int
+) -> None:
     """Its pods wait for what it holds itself, say: nobody can tell that from big requests of others."""
     starving = Starving(300.0)
-    heads = [head(f"p{i}", "tenant", i % priorities) for i in range(128)]
+    heads = [head(f"p{i}", "tenant", i % priorities) for i in range(number)]
     now, kept = 0.0, 0.0
     while now < 86_400.0:
         now += 30.0

@@ -10,6 +10,7 @@ from typing import Any
 import builders
 import pytest
 import virtual_time
+from examples import share
 from fake_client import FakeClient
 from virtual_time import LoopClock
 
@@ -176,14 +177,15 @@ def test_figures_are_no_other_reason_and_are_brought_up_to_date_now_and_then() -
     run(cluster_with("p"), scenario)
 
 
-def test_reasons_that_flap_are_written_every_five_minutes_in_the_end() -> None:
+@pytest.mark.parametrize("hours", share([2, 6], 1))
+def test_reasons_that_flap_are_written_every_five_minutes_in_the_end(hours: int) -> None:
     async def scenario(w: World) -> None:
-        for second in range(6 * 3600):
+        for second in range(hours * 3600):
             w.waits("p", "one" if second % 2 else "another")
             if second % 7 == 0:
                 w.reasons.served(w.pod("p"), allocated=True)
             await asyncio.sleep(1)
-        assert w.writes <= 10 + 6 * 3600 / 300
+        assert w.writes <= 10 + hours * 3600 / 300
 
     run(cluster_with("p"), scenario)
 

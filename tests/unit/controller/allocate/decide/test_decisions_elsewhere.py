@@ -8,6 +8,7 @@ from typing import Any
 import builders
 import msgspec
 import pytest
+from examples import share
 
 from controller.allocate.answers.journal import Journal
 from controller.allocate.decide import (
@@ -373,9 +374,10 @@ class Scenario:
         self.both.apply(PodExpected(pod, write.node))
 
 
-def test_a_worker_that_is_fed_with_messages_answers_the_same() -> None:
+@pytest.mark.parametrize("worlds", share([2, 4], 1))
+def test_a_worker_that_is_fed_with_messages_answers_the_same(worlds: int) -> None:
     kinds: Counter[type] = Counter()
-    for seed in range(4):
+    for seed in range(worlds):
         world = Scenario(seed)
         for _ in range(150):
             world.change()
@@ -419,9 +421,10 @@ def test_no_device_is_given_twice_while_it_is_assumed_or_allocated() -> None:
         assert len(held) == len(set(held))
 
 
-def test_no_pod_gets_what_is_set_aside_for_one_that_comes_first() -> None:
+@pytest.mark.parametrize("worlds", share([2, 4], 1))
+def test_no_pod_gets_what_is_set_aside_for_one_that_comes_first(worlds: int) -> None:
     kept = before = 0
-    for seed in range(4):
+    for seed in range(worlds):
         world = Scenario(seed)
         for _ in range(200):
             world.change()

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 import virtual_time
 from controller_harness import NS, Harness, claim, cluster_of, controlling, node, pod, pool, request
+from examples import share
 from fake_client import FakeClient
 
 from controller.observe.reasons import shown_reason
@@ -56,7 +57,7 @@ def writes(cluster: FakeClient, kind: str, *verbs: str) -> int:
 
 @pytest.mark.parametrize(
     ("number", "minutes"),
-    [(15, 1), pytest.param(15, 3, marks=pytest.mark.long), pytest.param(60, 3, marks=pytest.mark.long)],
+    [(6, 1), *(pytest.param(*larger, marks=pytest.mark.long) for larger in ((15, 1), (15, 3), (60, 3)))],
 )
 def test_pods_that_wait_cost_an_event_a_second_and_two_conditions(number: int, minutes: int) -> None:
     cluster = cluster_of(**{f"n{i}": (40,) * 4 for i in range(3)})
@@ -77,9 +78,10 @@ def test_pods_that_wait_cost_an_event_a_second_and_two_conditions(number: int, m
     virtual_time.run(scenario())
 
 
-def test_every_pod_that_waits_has_its_reason_after_restarts_at_any_time() -> None:
+@pytest.mark.parametrize("number", share([50, 150], 1))
+def test_every_pod_that_waits_has_its_reason_after_restarts_at_any_time(number: int) -> None:
     cluster = cluster_of(n1=(40,))
-    names = waiting(cluster, 150)
+    names = waiting(cluster, number)
 
     async def part(seconds: float) -> None:
         async with controlling(cluster):

@@ -11,7 +11,7 @@ import builders
 import pytest
 import virtual_time
 from controller_harness import NS, GoingClock, Harness, claim, cluster_of, controlling, pod, pool
-from examples import one_of, seeds
+from examples import one_of, seeds, share
 from fake_client import FakeClient
 from fake_worker import HIGH_WATER, FakeWorker, FakeWorkers, changed, whole
 from worker_audit import Bench, audited
@@ -217,7 +217,7 @@ def test_a_worker_that_lies_allocates_no_device_twice_and_loses_no_pod(lie: str)
 
 
 @pytest.mark.parametrize("seconds", [40.0, pytest.param(600.0, marks=pytest.mark.long)])
-@pytest.mark.parametrize("lie", one_of(3, LIES))
+@pytest.mark.parametrize("lie", one_of(6, LIES))
 def test_workers_that_all_lie_keep_the_controller_waiting_and_no_more(lie: str, seconds: float) -> None:
     lying(LIES[lie](), seconds)
 
@@ -241,9 +241,10 @@ def dies(worker: FakeWorker) -> None:
 MOODS = (does_nothing, takes_nothing, is_stopped, dies)
 
 
+@pytest.mark.parametrize("seconds", share([120.0, 600.0], 1))
 @pytest.mark.parametrize("mood", MOODS)
-def test_workers_that_do_not_work_are_replaced(mood: Callable[[FakeWorker], None]) -> None:
-    lying(whole, 600.0, mood)
+def test_workers_that_do_not_work_are_replaced(mood: Callable[[FakeWorker], None], seconds: float) -> None:
+    lying(whole, seconds, mood)
 
 
 def test_a_worker_that_takes_nothing_while_it_is_told_is_replaced() -> None:
@@ -286,7 +287,7 @@ def test_what_a_worker_does_not_take_is_not_kept_without_bound() -> None:
     play(cluster, bench, scenario)
 
 
-@pytest.mark.parametrize("seed", seeds("DRA_WORKER_SCHEDULES", 15, first=2))
+@pytest.mark.parametrize("seed", seeds("DRA_WORKER_SCHEDULES", 15, first=1))
 def test_random_schedules_of_lies_delays_ends_and_changes(seed: int) -> None:
     rng = random.Random(seed)
     cluster, bench = audited(cluster_of(n1=(40, 40), n2=(40, 40))), FakeBench()

@@ -116,6 +116,7 @@ async def in_the_slow_lane(w: World) -> tuple[asyncio.Task[object], int]:
     return slow, copies_of(w.child.pid)[0]
 
 
+@pytest.mark.long
 def test_a_worker_ends_with_its_controller_whatever_it_is_doing() -> None:
     text = """
         import asyncio, os, signal, sys
