@@ -10,11 +10,12 @@ from controller_harness import NS, Harness, claim, cluster_of, controlling, pod,
 from fake_client import FakeClient
 from structlog.testing import capture_logs
 from without_storage import refuse_storage
+from worker_audit import Bench
+from worker_world import ForkedWorker
 
 from controller.allocate.answers.journal import Journal
 from controller.allocate.decide import ObjectSeen, VolumesKnown
 from controller.allocate.worker.wire import Frames, change_of, frame_of_change
-from controller.assembly import worker_process
 from dra_driver.api import codec
 from dra_driver.api.core import NODES, PODS
 from dra_driver.api.meta import ObjectKey
@@ -120,7 +121,8 @@ def test_the_process_that_decides_knows_volumes_too() -> None:
     waiting_pod(cluster, "p", "data")
 
     async def main() -> None:
-        async with asyncio.timeout(60), controlling(cluster, worker_process) as h:
+        answers_of = Bench(ForkedWorker.start).answers_of()
+        async with asyncio.timeout(60), controlling(cluster, answers_of) as h:
             while h.gates("p"):
                 await asyncio.sleep(0.05)
             assert nodes_of(h, "p") == ["n2"]

@@ -36,7 +36,7 @@ def run(world: World, scenario: Scenario, *, mode: LendingMode = LendingMode.ON)
 async def until(condition: Callable[[], bool], seconds: float = 200.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
 
 
 async def ready(p: Process) -> None:

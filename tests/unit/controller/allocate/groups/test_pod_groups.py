@@ -11,10 +11,11 @@ import virtual_time
 from controller_harness import NS, Harness, Scenario, claim, cluster_of, controlling, node, pod, pool, run
 from fake_client import FakeClient
 from group_members import allocate, allocated, member, racks
+from worker_audit import Bench
+from worker_world import ForkedWorker
 
 from controller.allocate.decide import ObjectSeen, PodGroupsUnknown, rank_of_group
 from controller.allocate.worker.wire import Frames, change_of, frame_of_change
-from controller.assembly import worker_process
 from dra_driver.api import codec
 from dra_driver.api.core import PODS, Pod
 from dra_driver.api.names import GANG_REPORTS, GROUP_DOMAIN_ANNOTATION
@@ -537,7 +538,8 @@ def test_a_worker_process_knows_pod_groups() -> None:
     native_member(cluster, "b")
 
     async def main() -> None:
-        async with asyncio.timeout(60), controlling(cluster, worker_process) as h:
+        answers_of = Bench(ForkedWorker.start).answers_of()
+        async with asyncio.timeout(60), controlling(cluster, answers_of) as h:
             assert not h.held()
             pod_group(cluster, least=2)
             while allocated(h, "ab") != "ab":
