@@ -12,6 +12,7 @@ from builders import DRIVER
 from controller_harness import Harness, controlling
 from fake_client import FakeClient
 from lending_cluster import FIRST_READ, bare, cluster_of, gate_everywhere, pod
+from work_counter import calls
 
 from controller.admission.config import AdmissionConfig
 from controller.admission.pki import renewed
@@ -24,6 +25,7 @@ from dra_driver.api.server.admission import MUTATING_POLICIES, MUTATING_POLICY_B
 from dra_driver.fleet import LendingShown, shown_lending
 from dra_driver.kube import Informer
 
+NEVER = {"name": "never", "expression": "false"}
 LABELLED: dict[str, Any] = {"namespaceSelector": {"matchLabels": {ALLOCATOR_LABEL: "controller"}}}
 
 
@@ -134,6 +136,25 @@ def test_nothing_is_lent_where_the_policy_is_not_that_of_lending() -> None:
             assert text.removeprefix("of ") in await looked(change), text
 
     virtual_time.run(main())
+
+
+def test_conditions_are_compiled_when_they_have_changed() -> None:
+    cluster = cluster_of("n1")
+    gated = GatedNamespaces(cluster, Informer(cluster, NAMESPACES))
+
+    def look() -> int:
+        return calls(lambda: virtual_time.run(gated.once()))
+
+    first = look()
+    assert gated.problem() == ""
+    assert look() < first / 2
+    assert gated.problem() == ""
+    cluster.edit(MUTATING_POLICIES, GATE_POLICY, {"spec": {"matchConditions": [NEVER]}})
+    look()
+    assert "leaves out pods that name claims" in gated.problem()
+    gate_everywhere(cluster)
+    look()
+    assert gated.problem() == ""
 
 
 @pytest.mark.parametrize("lends", [False, True])
