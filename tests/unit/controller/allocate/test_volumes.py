@@ -8,10 +8,10 @@ from typing import Any
 import virtual_time
 from controller_harness import NS, Harness, claim, cluster_of, controlling, pod, run
 from fake_client import FakeClient
+from forked_worker import ForkedWorker
 from structlog.testing import capture_logs
 from without_storage import refuse_storage
 from worker_audit import Bench
-from worker_world import ForkedWorker
 
 from controller.allocate.answers.journal import Journal
 from controller.allocate.decide import ObjectSeen, VolumesKnown

@@ -10,9 +10,9 @@ import pytest
 import virtual_time
 from controller_harness import NS, Harness, Scenario, claim, cluster_of, controlling, node, pod, pool, run
 from fake_client import FakeClient
+from forked_worker import ForkedWorker
 from group_members import allocate, allocated, member, racks
 from worker_audit import Bench
-from worker_world import ForkedWorker
 
 from controller.allocate.decide import ObjectSeen, PodGroupsUnknown, rank_of_group
 from controller.allocate.worker.wire import Frames, change_of, frame_of_change
