@@ -1,21 +1,24 @@
-"""Agents and controllers of the embedded cluster that cost no imports: ``fork_server.py SOCKET``.
+"""Processes of tests, such as agents and controllers, that cost no imports: ``fork_server.py SOCKET``.
 
 Imports them once and forks one process for each connection. A connection brings JSON, ``{"arguments",
-"environment"}``, the file that gets stdout and stderr, and those of the process's own; the answers are the
-process ID and, when it has ended, its exit status (negative: the signal). A process whose connection is
-closed is killed, and so are all when our stdin is closed.
+"environment", "imports"}``, the file that gets stdout and stderr, and those of the process's own; the answers
+are the process ID and, when it has ended, its exit status (negative: the signal). A process whose connection
+is closed is killed, and so are all when our stdin is closed. ``imports`` are imported by us, not by it.
 
-They are the real commands, scripts (the first argument is then a path that ends in ``.py``), or workers of
-controllers, but a controller waits 1 s instead of 15 s before a pool changes hands, and its worker is forked
-here as well.
+They are the real commands, scripts (the first argument is then a path that ends in ``.py``, or ``-c`` before
+the text of a script, whose own file is its stdin and stdout), or workers of controllers, but a controller
+waits 1 s instead of 15 s before a pool changes hands, and its worker is forked here as well.
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
+import ctypes
 import functools
 import gc
+import importlib
 import os
 import random
 import runpy
@@ -23,16 +26,21 @@ import select
 import signal
 import socket
 import sys
+import threading
 import traceback
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import forked
 import msgspec
 from forked_worker import ForkedWorker
 
+sys.path.append(str(Path(__file__).with_name("hardware")))
+
 # Imported before the first fork; nothing here starts a thread.
 import dra_driver.cli.processes.controller
 import dra_driver.cli.processes.kubelet_plugin
+import dra_driver.discovery.nvidia.backend
 import dra_driver.discovery.rdma.backend
 import dra_driver.discovery.simulated.backend
 from controller.allocate.decide import PodQuestion
@@ -58,7 +66,7 @@ DECODED: tuple[type, ...] = (
 
 
 def main() -> int:
-    """Serve until stdin is closed; return the exit status, in forked processes too."""
+    """Serve until stdin is closed; return the exit status."""
     prepare()
     # The collector would write to the pages of everything that processes share with us.
     gc.freeze()
@@ -80,11 +88,14 @@ def main() -> int:
         if listener in ready:
             connection = listener.accept()[0]
             data, (output, *own), _, _ = socket.recv_fds(connection, 1 << 20, 2)
+            request = msgspec.json.decode(data)
+            for module in request["imports"]:
+                importlib.import_module(module)
             pid = os.fork()
             if pid == 0:
                 for inherited in (listener, connection, *children.values()):
                     inherited.close()
-                return child(msgspec.json.decode(data), output, own)
+                leave(child(request, output, own))
             for file in (output, *own):
                 os.close(file)
             os.setpgid(pid, pid)  # whoever hears of it may end its group at once
@@ -129,10 +140,32 @@ def child(request: dict[str, Any], output: int, own: list[int]) -> int:
     os.environ[forked.SERVER] = sys.argv[1]
     random.seed()
     try:
+        load_libraries(request["environment"].get("LD_LIBRARY_PATH", ""))
         return command(request["arguments"], own)
-    except Exception:
+    except SystemExit as e:
+        if e.code is None or isinstance(e.code, int):
+            return e.code or 0
+        print(e.code, file=sys.stderr)
+        return 1
+    except BaseException:
         traceback.print_exc()
         return 1
+
+
+def leave(status: int) -> NoReturn:
+    """End as a process of Python does, but take nothing apart: it would write to all pages that we share."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status)
+
+
+def load_libraries(folders: str) -> None:
+    """Load what is in the folders of LD_LIBRARY_PATH, which the dynamic linker has read at our start."""
+    for folder in filter(None, folders.split(os.pathsep)):
+        for library in Path(folder).glob("*.so*"):
+            ctypes.CDLL(str(library))
 
 
 def command(arguments: list[str], own: list[int]) -> int:
@@ -140,6 +173,14 @@ def command(arguments: list[str], own: list[int]) -> int:
     if arguments == ["worker"]:
         (connection,) = own
         return worker.main(connection, os.getppid())
+    if arguments[0] == "-c":
+        (connection,) = own
+        for number in (0, 1):
+            os.dup2(connection, number)
+        os.close(connection)
+        sys.argv = ["-c", *arguments[2:]]
+        exec(arguments[1], {"__name__": "__main__"})
+        return 0
     if arguments[0].endswith(".py"):
         sys.argv = arguments
         runpy.run_path(arguments[0], run_name="__main__")

@@ -1,4 +1,4 @@
-"""The client of ``fork_server``: starts processes of the embedded cluster without their imports."""
+"""The client of ``fork_server``: starts processes without their imports."""
 
 from __future__ import annotations
 
@@ -66,12 +66,70 @@ async def spawn(command: Sequence[str], environment: Mapping[str, str]) -> Forke
 
 async def fork(arguments: Sequence[str], environment: Mapping[str, str], *files: int) -> ForkedChild:
     """Start what ``fork_server.command`` knows, with these files: stdout and stderr, and what is its own."""
-    request = {"arguments": arguments, "environment": dict(environment)}
+    reader, writer = await asyncio.open_unix_connection(sock=_ask(arguments, environment, *files))
+    return ForkedChild(int(await reader.readline()), reader, writer)
+
+
+class ForkedScript:
+    """A script that runs in a process of its own: what it reads from stdin and prints, it does with us.
+
+    Whatever needs a library in LD_LIBRARY_PATH runs like this: ctypes loads a library once per process.
+
+    Args:
+        script: Python text.
+        arguments: ``sys.argv[1:]``.
+        environment: variables besides those of this process.
+        imports: modules that are imported once, before the process is forked.
+    """
+
+    def __init__(
+        self, script: str, *arguments: str, environment: Mapping[str, str], imports: Sequence[str] = ()
+    ) -> None:
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 -- closed at the end of the process
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            files = (self._errors.fileno(), theirs.fileno())
+            self._connection = _ask(["-c", script, *arguments], environment, *files, imports=imports)
+            self._answers = ours.makefile("rw")
+        self._status = self._connection.makefile()
+        self.pid = int(self._status.readline())
+
+    def ask(self, line: str) -> str:
+        """Return the line that the script prints after it has read this one."""
+        print(line, file=self._answers, flush=True)
+        answer = self._answers.readline()
+        assert answer, f"the process has ended: {self._end()}"
+        return answer
+
+    def finish(self) -> list[str]:
+        """Return the lines that the script still prints until its end, which must be a good one."""
+        lines = self._answers.readlines()
+        said = self._end()
+        assert said.startswith("exit status 0"), said
+        return lines
+
+    def stop(self) -> None:
+        """End the process, whatever it does."""
+        self._connection.shutdown(socket.SHUT_WR)
+        self._end()
+
+    def _end(self) -> str:
+        """Return the exit status and what was written to stderr."""
+        with self._connection, self._status, self._answers, self._errors:
+            status = self._status.readline().strip()
+            self._errors.seek(0)
+            return f"exit status {status}: {self._errors.read()}"
+
+
+def _ask(
+    arguments: Sequence[str], environment: Mapping[str, str], *files: int, imports: Sequence[str] = ()
+) -> socket.socket:
+    """Return a connection to the server that has been asked for a process; it answers its process ID."""
+    request = {"arguments": arguments, "environment": dict(environment), "imports": imports}
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(_server())
     socket.send_fds(connection, [json.dumps(request).encode()], files)
-    reader, writer = await asyncio.open_unix_connection(sock=connection)
-    return ForkedChild(int(await reader.readline()), reader, writer)
+    return connection
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""A node agent on the NVML stub that sees a GPU fall ill, as a process: ``nvml_health_node.py ROOT``.
+"""A node agent on the NVML stub that sees a GPU fall ill, in a process of its own.
 
 It prepares two partitions of one GPU and the other GPU as a whole, lets the first GPU report XID 79, then has
 its library opened anew. What the kubelet is told after each is a JSON line.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +70,3 @@ async def main(root: Path) -> None:
         await node.plugin._table.scan()
         await eventually(lambda: len(kube.applied) == 4)
         print(json.dumps(await _told(node, kube)))
-
-
-if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1])))

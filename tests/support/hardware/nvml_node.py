@@ -1,8 +1,6 @@
 """Lives of node agents on the NVML stub; see ``nvml_lives``.
 
-Imports once and forks one process for each line on stdin, JSON, ``{"root", "steps", "backend", "environment",
-"output", "errors"}``, and says the exit status when it has ended. The answers to the steps are a line each of
-the file ``output``, but ``["restart"]`` has none. The API server is in memory,
+The answers to the steps are a line of stdout each, but ``["restart"]`` has none. The API server is in memory,
 so that it knows the same claims after a restart of the agent.
 
 ``["prepare" | "unprepare", CLAIM, DEVICE[,DEVICE…]]`` repeats the call until it succeeds, as the kubelet
@@ -15,7 +13,6 @@ GPUs behind the agent's back.
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import os
 import sys
@@ -32,6 +29,9 @@ from dra_driver.discovery import open_backend
 from dra_driver.discovery.core.control import ToolPaths, control_of
 from dra_driver.ports import DeviceBackend, TelemetrySource
 from dra_driver.wire import dra_v1_pb2, dra_v1_pb2_grpc
+
+# It reads its kinds once, here before the first fork.
+FakeClient()
 
 _SLICING = {
     "apiVersion": "dra-driver.dev/v1alpha1",
@@ -124,24 +124,3 @@ async def main(root: Path, steps: list[list[Any]], spec: str) -> None:
                     claims[name] = add_claim(kube, body)
                 call = _call if verb in ("kept", "refused") else _until_done
                 sys.stdout.write(json.dumps(await call(node, verb, claims[name])) + "\n")
-
-
-def serve() -> None:
-    """Play one life after the other until stdin is closed; return in forked processes too."""
-    # The collector would write to the pages of everything that processes share with us.
-    gc.freeze()
-    while line := sys.stdin.readline():
-        request = json.loads(line)
-        pid = os.fork()
-        if pid == 0:
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            for number, name in ((1, "output"), (2, "errors")):
-                os.dup2(os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
-            os.environ.update(request["environment"])
-            asyncio.run(main(Path(request["root"]), request["steps"], request["backend"]))
-            return
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-
-
-if __name__ == "__main__":
-    serve()

@@ -1,6 +1,6 @@
 """The stub of NVIDIA's library: compiles it, writes its configuration, and asks it from a process of its own.
 
-ctypes loads a library once per process, so whatever needs the stub runs in a process that has it in
+ctypes loads a library once per process, so whatever needs the stub runs in a forked process that has it in
 LD_LIBRARY_PATH. One such process (``Probe``) serves many tests: the stub reads its configuration again
 whenever the library is opened or the GPUs are counted.
 """
@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forked import ForkedScript
 from once import once_in_a_run
-from paths import SUPPORT
 
 from dra_driver.discovery.nvidia.products import MIB, products
 
@@ -68,6 +68,8 @@ def build(folder: Path, command: Sequence[str]) -> Path:
         "-shared",
         "-fPIC",
         "-pthread",
+        # NVIDIA's has it too: a process that has loaded the library finds it again by its name.
+        f"-Wl,-soname,{library.name}",
         "-o",
         str(library),
         str(SOURCE),
@@ -218,24 +220,11 @@ class Probe:
     def __init__(self, library: Path, folder: Path) -> None:
         self.config = folder / "nvml.conf"
         self.config.write_text(config([]))
-        env = {
-            **os.environ,
-            "LD_LIBRARY_PATH": str(library),
-            "NVML_STUB_CONFIG": str(self.config),
-            "PYTHONPATH": str(SUPPORT),
-        }
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROBE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
-        )
+        environment = {"LD_LIBRARY_PATH": str(library), "NVML_STUB_CONFIG": str(self.config)}
+        self._process = ForkedScript(_PROBE, environment=environment)
 
     def _ask(self, op: str, **arguments: str | float) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"op": op, **arguments}) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        assert line, f"the process that asks the stub has died: {self._process.wait()}"
-        answer: dict[str, Any] = json.loads(line)
+        answer: dict[str, Any] = json.loads(self._process.ask(json.dumps({"op": op, **arguments})))
         return answer
 
     def open(
@@ -278,12 +267,4 @@ class Probe:
 
     def stop(self) -> None:
         """Ends the process."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
+        self._process.stop()

@@ -6,28 +6,26 @@ stub in LD_LIBRARY_PATH; the state of the GPUs is in a file between them.
 
 from __future__ import annotations
 
+import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import nvml_stub_support as stub
 import pytest
-from forked_script import ForkedScript
+from forked import ForkedScript
 
-_IMPORTS = """
-import dataclasses, json, msgspec
+_SCRIPT = """
+import dataclasses, json, msgspec, sys
 from pathlib import Path
 from dra_driver.cli import common
 from dra_driver.discovery import open_backend
 from dra_driver.discovery.core.control import ToolPaths
 from dra_driver.errors import DraError
-import dra_driver.discovery.nvidia.backend
 common.configure_logging("error", "json")
-"""
-_SCRIPT = """
-root, calls = Path(arguments[0]), arguments[1]
+root, calls = Path(sys.argv[1]), json.loads(sys.argv[2])
 backend = open_backend("nvml", sysfs_root=root / "sys", dev_root=root / "dev", node_name="n")
 control = backend.control(ToolPaths(nvidia_smi=str(root / "nvidia-smi"), proc_root=root / "proc"))
 control._patience = 1.0
@@ -52,8 +50,8 @@ T4 = "GPU-33333333-0000-0000-0000-000000000000"
 class Node:
     """A machine: stub, its state, and a procfs."""
 
-    def __init__(self, script: ForkedScript, root: Path) -> None:
-        self._script = script
+    def __init__(self, library: Path, root: Path) -> None:
+        self._library = library
         self.root = root
         self.state = root / "state"
         self.gpus = [
@@ -77,20 +75,23 @@ class Node:
         """Answers of the control, one for each call."""
         file = self.root / "nvml.conf"
         file.write_text(stub.config(self.gpus))
-        environment = {"NVML_STUB_CONFIG": str(file), "NVML_STUB_STATE": str(self.state)}
-        return self._script.run(str(self.root), calls, environment=environment)
+        environment = {
+            "LD_LIBRARY_PATH": str(self._library),
+            "NVML_STUB_CONFIG": str(file),
+            "NVML_STUB_STATE": str(self.state),
+        }
+        return ask(self.root, *calls, environment=environment)
 
 
-@pytest.fixture(scope="module")
-def script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedScript]:
-    library = {"LD_LIBRARY_PATH": str(stub.shared(tmp_path_factory))}
-    with ForkedScript(_IMPORTS, _SCRIPT, library) as made:
-        yield made
+def ask(root: Path, *calls: tuple[Any, ...], environment: Mapping[str, str]) -> list[Any]:
+    """Answers of the control of a process with these variables, one for each call."""
+    process = ForkedScript(_SCRIPT, str(root), json.dumps(calls), environment=environment)
+    return [json.loads(line) for line in process.finish()]
 
 
 @pytest.fixture
-def node(script: ForkedScript, tmp_path: Path) -> Node:
-    return Node(script, tmp_path)
+def node(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Node:
+    return Node(stub.shared(tmp_path_factory), tmp_path)
 
 
 def test_compute_mode(node: Node) -> None:
@@ -239,7 +240,5 @@ def test_no_permission(node: Node) -> None:
 
 
 def test_without_a_driver(node: Node) -> None:
-    with ForkedScript(_IMPORTS, _SCRIPT, {"LD_LIBRARY_PATH": str(node.root)}) as script:
-        answers = script.run(str(node.root), [("has", H100)], environment={})
-    if answers != [False]:
+    if ask(node.root, ("has", H100), environment={}) != [False]:
         pytest.skip("this machine has a driver of its own")

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
-from collections.abc import Iterator
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import nvml_stub_support as stub
 import pytest
-from forked_script import ForkedScript
+from forked import ForkedScript
 
 GPU = "GPU-11111111-0000-0000-0000-000000000000"
-IMPORTS = """
-import json
+SCRIPT = """
+import json, sys
 from pathlib import Path
 from dra_driver.cli import common
 from dra_driver.discovery import LastKnownGood, open_backend
-import dra_driver.discovery.nvidia.backend
 common.configure_logging("error", "json")
-"""
-SCRIPT = """
-root, driver, later = Path(arguments[0]), *arguments[1:]
+root, driver, later = Path(sys.argv[1]), *sys.argv[2:]
 backend = open_backend(
     "nvml", sysfs_root=root / "sys", dev_root=root / "host/dev", host_root=root / "host",
     nvidia_driver_root=driver, procfs_root=root / "proc", node_name="n",
@@ -43,14 +43,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return stub.shared(tmp_path_factory) / "libnvidia-ml.so.1"
 
 
-@pytest.fixture(scope="module")
-def script() -> Iterator[ForkedScript]:
-    with ForkedScript(IMPORTS, SCRIPT, {"LD_LIBRARY_PATH": None}) as made:
-        yield made
-
-
 def look(
-    script: ForkedScript,
     root: Path,
     driver: str,
     *,
@@ -68,12 +61,16 @@ def look(
     (root / "sys/module/nvidia").mkdir(parents=True)
     arguments = (str(root), driver, str(later or ""))
     environment = {"NVML_STUB_CONFIG": str(root / "nvml.conf")}
-    if linker is None:
-        (found,) = script.run(*arguments, environment=environment)
-    else:
-        with ForkedScript(IMPORTS, SCRIPT, {"LD_LIBRARY_PATH": str(linker.parent)}) as other:
-            (found,) = other.run(*arguments, environment=environment)
-    return found
+    if linker is not None:
+        environment["LD_LIBRARY_PATH"] = str(linker.parent)
+    if linker is None or linker.read_bytes().startswith(b"\x7fELF"):
+        (line,) = ForkedScript(SCRIPT, *arguments, environment=environment).finish()
+    else:  # only the linker itself tries to load such a file, and it reads its variable once
+        command = [sys.executable, "-c", SCRIPT, *arguments]
+        line = subprocess.run(
+            command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True, check=True
+        ).stdout
+    return json.loads(line)
 
 
 def install(library: Path, folder: Path) -> None:
@@ -98,17 +95,17 @@ def nodes(folder: Path, *names: str) -> None:
     ],
 )
 def test_the_library_is_loaded_from_the_drivers_root(
-    script: ForkedScript, library: Path, tmp_path: Path, place: str, wanted: str
+    library: Path, tmp_path: Path, place: str, wanted: str
 ) -> None:
     install(library, tmp_path / "host" / place)
     nodes(tmp_path / "host/dev", "nvidiactl", "nvidia3")
-    found = look(script, tmp_path, wanted)
+    found = look(tmp_path, wanted)
     assert found["state"] == "ok", found["message"]
     assert found["nodes"] == [["/dev/nvidia3", ""], ["/dev/nvidiactl", ""]]
 
 
 def test_nodes_that_the_driver_container_made_are_given_by_their_place_on_the_host(
-    script: ForkedScript, library: Path, tmp_path: Path
+    library: Path, tmp_path: Path
 ) -> None:
     root = tmp_path / "host/run/nvidia/driver"
     install(library, root / "usr/lib64")
@@ -116,7 +113,7 @@ def test_nodes_that_the_driver_container_made_are_given_by_their_place_on_the_ho
     nodes(tmp_path / "host/dev", "nvidia-modeset")
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/devices").write_text("Character devices:\n508 nvidia-uvm\n")
-    found = look(script, tmp_path, "auto")
+    found = look(tmp_path, "auto")
     assert [p for p in found["problems"] if "uvm" in p] == []
     assert found["nodes"] == [
         ["/dev/nvidia3", "/run/nvidia/driver/dev/nvidia3"],
@@ -126,44 +123,36 @@ def test_nodes_that_the_driver_container_made_are_given_by_their_place_on_the_ho
     ]
 
 
-def test_a_root_that_is_named_goes_before_the_linker(
-    script: ForkedScript, library: Path, tmp_path: Path
-) -> None:
+def test_a_root_that_is_named_goes_before_the_linker(library: Path, tmp_path: Path) -> None:
     """A library in the image, or of another driver, must not win over what an admin has said."""
     install(library, tmp_path / "host/srv/nvidia/usr/lib64")
     broken = tmp_path / "broken/libnvidia-ml.so.1"
     broken.parent.mkdir()
     broken.write_text("not a library")
-    assert look(script, tmp_path, "/srv/nvidia", linker=broken)["state"] == "ok"
+    assert look(tmp_path, "/srv/nvidia", linker=broken)["state"] == "ok"
 
 
-def test_a_library_that_cannot_be_loaded_is_named(
-    script: ForkedScript, library: Path, tmp_path: Path
-) -> None:
+def test_a_library_that_cannot_be_loaded_is_named(library: Path, tmp_path: Path) -> None:
     folder = tmp_path / "host/run/nvidia/driver/usr/lib64"
     folder.mkdir(parents=True)
     (folder / library.name).write_text("not a library")
-    found = look(script, tmp_path, "/run/nvidia/driver")
+    found = look(tmp_path, "/run/nvidia/driver")
     assert found["state"] == "driverless"
     assert f"{folder / library.name}: file too short" in found["message"]
     assert "1 NVIDIA GPU is on the PCI bus: 0000:07:00.0" in found["message"]
 
 
-def test_a_library_without_device_nodes_says_what_to_do(
-    script: ForkedScript, library: Path, tmp_path: Path
-) -> None:
+def test_a_library_without_device_nodes_says_what_to_do(library: Path, tmp_path: Path) -> None:
     not_loaded = 9
-    found = look(script, tmp_path, "auto", linker=library, system=[f"fail nvmlInitWithFlags {not_loaded}"])
+    found = look(tmp_path, "auto", linker=library, system=[f"fail nvmlInitWithFlags {not_loaded}"])
     assert found["state"] == "driverless"
     assert "the kernel driver is loaded" in found["message"]
     assert "runtimeClassName: nvidia" in found["message"]
 
 
-def test_a_driver_that_a_container_brings_later_is_found(
-    script: ForkedScript, library: Path, tmp_path: Path
-) -> None:
+def test_a_driver_that_a_container_brings_later_is_found(library: Path, tmp_path: Path) -> None:
     install(library, tmp_path / "later/lib64")
     nodes(tmp_path / "host/run/nvidia/driver/dev", "nvidiactl", "nvidia3")
-    found = look(script, tmp_path, "auto", later=tmp_path / "later")
+    found = look(tmp_path, "auto", later=tmp_path / "later")
     assert found["state"] == "ok", found["message"]
     assert found["nodes"][0] == ["/dev/nvidia3", "/run/nvidia/driver/dev/nvidia3"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,8 @@ GIB = 2**30
 
 
 @pytest.fixture(scope="module")
-def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
-    with Lives(stub.shared(tmp_path_factory)) as made:
-        yield made
+def lives(tmp_path_factory: pytest.TempPathFactory) -> Lives:
+    return Lives(stub.shared(tmp_path_factory))
 
 
 class Machine:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import socket
 import sys
@@ -17,6 +16,7 @@ import aiohttp
 import grpc.aio
 import nvml_stub_support as stub
 import pytest
+from forked import ForkedChild, fork
 from manifest_files import documents
 from node_agent import DRIVER, NODE, claim, nvidia_nodes
 from paths import PROJECT
@@ -45,7 +45,7 @@ class Machine:
         self.root = root
         self.library = library
         self.server = server
-        self.process: asyncio.subprocess.Process | None = None
+        self.process: ForkedChild | None = None
         self.url = ""
         gpus = [
             stub.Gpu("H100-80", "00000000:07:00.0", 3, "GPU-cut", extra=["supported_events 0xFFFF"]),
@@ -82,18 +82,15 @@ class Machine:
             *(f"--host-root={root}", "--backend=nvml", f"--metrics-address=127.0.0.1:{port}"),
             *("--rescan-interval=1", "--scan-deadline=1", *more),
         ]
-        env = {
-            **os.environ,
+        environment = {
             "LD_LIBRARY_PATH": str(self.library),
             "NVML_STUB_CONFIG": str(root / "nvml.conf"),
             "NVML_STUB_STATE": str(root / "stub"),
             "NVML_STUB_HANG": str(root / "hang"),
         }
-        command = [sys.executable, "-m", "dra_driver.cli.main", "kubelet-plugin", "--log-level=warning"]
+        command = ["kubelet-plugin", "--log-level=warning", *arguments]
         with (root / "stderr").open("ab") as errors:
-            self.process = await asyncio.create_subprocess_exec(
-                *command, *arguments, env=env, stderr=errors, stdout=errors
-            )
+            self.process = await fork(command, environment, errors.fileno())
 
     async def stop(self) -> int:
         """SIGTERM, and the exit status; the kubelet would wait no longer."""
@@ -181,7 +178,7 @@ async def machine(root: Path, library: Path) -> AsyncIterator[Machine]:
         yield node
     finally:
         if node.process is not None and node.process.returncode is None:
-            node.process.kill()
+            node.process.send_signal(signal.SIGKILL)
             await node.process.wait()
         await server.stop()
 

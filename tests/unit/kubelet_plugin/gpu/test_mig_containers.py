@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,8 @@ INSTANCES = f"mode {H100} 1 1 0 0\ninstance 0 {H100} 1 9 4 4 3 3 1\ninstance 1 {
 
 
 @pytest.fixture(scope="module")
-def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
-    with Lives(stub.shared(tmp_path_factory)) as made:
-        yield made
+def lives(tmp_path_factory: pytest.TempPathFactory) -> Lives:
+    return Lives(stub.shared(tmp_path_factory))
 
 
 class Machine:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,8 @@ GPU = "gpu-0000-07-00-0"
 
 
 @pytest.fixture(scope="module")
-def lives(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
-    with Lives(stub.shared(tmp_path_factory)) as made:
-        yield made
+def lives(tmp_path_factory: pytest.TempPathFactory) -> Lives:
+    return Lives(stub.shared(tmp_path_factory))
 
 
 def live(lives: Lives, root: Path, *steps: list[Any]) -> list[dict[str, Any]]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import nvml_stub_support as stub
 import pytest
-from paths import HARDWARE, SUPPORT
+from forked import ForkedScript
 
-SCRIPT = HARDWARE / "nvml_health_node.py"
+SCRIPT = """
+import asyncio, sys
+from pathlib import Path
+import nvml_health_node
+asyncio.run(nvml_health_node.main(Path(sys.argv[1])))
+"""
 GPU, OTHER = "gpu-0000-07-00-0", "gpu-0000-08-00-0"
 PARTS = [f"{GPU}-mig-3g-40gb-4", f"{GPU}-mig-1g-10gb-0"]
 HEALTHY, UNHEALTHY = 1, 2
@@ -32,18 +34,14 @@ def test_an_xid_reaches_the_claims_on_partitions_and_a_reload_ends_it(
     folder.mkdir(parents=True)
     lines = [f"gpu3/gi{g}/access {408 + 9 * g}\ngpu3/gi{g}/ci0/access {409 + 9 * g}\n" for g in range(15)]
     (folder / "mig-minors").write_text("".join(lines))
-    env = {
-        **os.environ,
+    environment = {
         "LD_LIBRARY_PATH": str(library),
         "NVML_STUB_CONFIG": str(tmp_path / "nvml.conf"),
         "NVML_STUB_STATE": str(tmp_path / "state"),
-        "PYTHONPATH": f"{HARDWARE}:{SUPPORT}",
     }
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(tmp_path)], capture_output=True, text=True, env=env, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    well, ill, reloaded = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    imports = ["nvml_health_node"]
+    lines = ForkedScript(SCRIPT, str(tmp_path), environment=environment, imports=imports).finish()
+    well, ill, reloaded = [json.loads(line) for line in lines if line.startswith("{")]
     assert well["stream"] == dict.fromkeys([GPU, OTHER, *PARTS], HEALTHY)
     assert well["conditions"] == {PARTS[0]: [], PARTS[1]: [], OTHER: []}
     assert ill["stream"] == {**dict.fromkeys([GPU, *PARTS], UNHEALTHY), OTHER: HEALTHY}
