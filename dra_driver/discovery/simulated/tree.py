@@ -38,6 +38,9 @@ class TreeWriter:
         except OSError as e:
             raise ConfigurationError(f"{root}: {e.strerror or e}") from e
         self.root = root
+        self._top = f"{root}/"
+        # Folders that are there, so that none is asked for again for each of its files.
+        self._made: set[str] = set()
         self._mknod = mknod
         self._cards = 0
         self._renders = _FIRST_RENDER
@@ -49,13 +52,12 @@ class TreeWriter:
             "proc",
             "dev",
         ):
-            (root / folder).mkdir(parents=True)
+            self.folder(folder)
 
     def file(self, path: str, content: object = "") -> None:
         """Write a file with a line end, as the kernel shows its attributes."""
-        target = self.root / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(f"{content}\n", encoding="utf-8")
+        self.folder(path.rpartition("/")[0])
+        Path(self._top + path).write_text(f"{content}\n", encoding="utf-8")
 
     def files(self, folder: str, contents: Mapping[str, object]) -> None:
         """Write several files; a content of None is no file."""
@@ -64,15 +66,16 @@ class TreeWriter:
                 self.file(f"{folder}/{name}", content)
 
     def folder(self, path: str) -> None:
-        """Make an empty directory."""
-        (self.root / path).mkdir(parents=True, exist_ok=True)
+        """Make an empty directory, unless it is there."""
+        if path not in self._made:
+            Path(self._top + path).mkdir(parents=True, exist_ok=True)
+            self._made.add(path)
 
     def link(self, path: str, target: str) -> None:
         """Make a symbolic link, relative and ending in the target's name, as sysfs has them."""
-        source = self.root / path
-        source.parent.mkdir(parents=True, exist_ok=True)
-        folder = os.path.relpath(str(Path(target).parent), str(Path(path).parent))
-        source.symlink_to(f"{folder}/{Path(target).name}")
+        parent = path.rpartition("/")[0]
+        self.folder(parent)
+        Path(self._top + path).symlink_to(_relative(target, parent))
 
     def node(self, name: str) -> None:
         """Make a device node below ``dev``, if it is not there yet.
@@ -80,8 +83,8 @@ class TreeWriter:
         Raises:
             ConfigurationError: this process may not make device nodes.
         """
+        self.folder(f"dev/{name}".rpartition("/")[0])
         path = self.root / "dev" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             return
         if not self._mknod:
@@ -137,3 +140,13 @@ class TreeWriter:
             if by_path is not None:
                 self.link(f"dev/dri/by-path/pci-{by_path}-{kind}", f"dev/dri/{name}")
         return card, render
+
+
+def _relative(target: str, folder: str) -> str:
+    """Return the way from a folder to a target; both are relative to the same root."""
+    *there, name = target.split("/")
+    here = folder.split("/")
+    same = 0
+    while here[same:] and here[same : same + 1] == there[same : same + 1]:
+        same += 1
+    return "/".join([*([".."] * (len(here) - same) + there[same:] or ["."]), name])
