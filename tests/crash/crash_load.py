@@ -14,14 +14,19 @@ from faults import Plan
 
 
 class Load:
-    """Eight devices change hands between two claims each, in parallel, on whichever agent is ``current``."""
+    """Devices change hands between two claims each, in parallel, on whichever agent is ``current``.
 
-    def __init__(self, world: World, seed: int, *, hardware: bool) -> None:
+    Args:
+        hardware: claims that change GPUs.
+        pairs: how many pairs of claims there are at most.
+    """
+
+    def __init__(self, world: World, seed: int, *, hardware: bool, pairs: int) -> None:
         self.world = world
         self._hardware = hardware
         self.chance = random.Random(seed)
         self.current: Agent | None = None
-        self._pairs = len(GPUS)
+        self._pairs = pairs
         self.back = asyncio.Event()
         self.finished = asyncio.Event()
 
@@ -30,7 +35,8 @@ class Load:
         if self._hardware:
             self._add_hardware()
         else:
-            for i, gpu in enumerate(GPUS):
+            self._pairs = min(self._pairs, len(GPUS))
+            for i, gpu in enumerate(GPUS[: self._pairs]):
                 self.world.add(f"one-{i}", gpu)
                 self.world.add(f"two-{i}", gpu)
         try:
@@ -59,11 +65,11 @@ class Load:
             ({"device": f, "parameters": VM}, {"device": f, "parameters": SHORT}),
             ({"device": f"{last}-mig-1g-10gb-0"}, {"device": f"{last}-mig-1g-20gb-0"}),
         )
-        for i, (one, two) in enumerate(pairs):
+        self._pairs = min(self._pairs, len(pairs))
+        for i, (one, two) in enumerate(pairs[: self._pairs]):
             for name, claim in (("one", one), ("two", two)):
                 more = dict(claim)
                 self.world.add(f"{name}-{i}", more.pop("device"), **more)
-        self._pairs = i + 1
 
     def use(self, agent: Agent) -> None:
         """Calls go there from now on."""

@@ -63,11 +63,13 @@ def matrix(scripts: Sequence[Counted], kills: int, seed: int) -> list[Disturbed]
         runs += disturbed(counted, kills // len(scripts), chance)
     chance.shuffle(runs)
     each = 25 if kills > 200 else 5 if kills > 20 else 2
+    pairs = 100 if kills > 20 else 2
     for i in range(max(2, kills * 45 // 100 // each)):
         killer = rolling if i % 3 == 1 else one_at_a_time
         hardware = i % 2 == 0
         name = f"{killer.__name__} {i}{' with hardware' if hardware else ''}"
-        load = partial(under_load, seed=seed + i, killer=partial(killer, kills=each), hardware=hardware)
+        killing = partial(killer, kills=each)
+        load = partial(under_load, seed=seed + i, killer=killing, hardware=hardware, pairs=pairs)
         runs.append(Disturbed(name, load))
     return runs
 
@@ -105,7 +107,7 @@ def disturbed(counted: Counted, kills: int, chance: random.Random) -> list[Distu
 
 
 async def under_load(
-    world: World, seed: int, killer: Callable[[Load], Awaitable[None]], *, hardware: bool
+    world: World, seed: int, killer: Callable[[Load], Awaitable[None]], *, hardware: bool, pairs: int
 ) -> None:
     """One run of ``Load``."""
-    await Load(world, seed, hardware=hardware).run(killer)
+    await Load(world, seed, hardware=hardware, pairs=pairs).run(killer)

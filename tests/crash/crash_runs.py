@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from crash_figures import Figures
-from crash_matrix import SCRIPTS, matrix
+from crash_matrix import SCRIPTS, Script, matrix
 from crash_processes import ForkServer
 from crash_script import count_steps
 from crash_world import World, worlds
@@ -82,11 +82,13 @@ class Runs:
             print(text, flush=True)
 
 
-async def kill_at_every_step(kills: int, seed: int, jobs: int, *, quiet: bool = False) -> Figures:
-    """Run the matrix of kills and return its figures; where ``kills`` is small, a part of it."""
+async def kill_at_every_step(
+    kills: int, seed: int, jobs: int, *, quiet: bool = False, of: Sequence[Script] = SCRIPTS
+) -> Figures:
+    """Run the matrix of kills in these scripts, where ``kills`` is small a part of it; return its figures."""
     figures = Figures()
     async with ForkServer() as forks:
-        scripts = [(s, *await count_steps(forks, s.steps, s.hardware)) for s in SCRIPTS]
+        scripts = [(s, *await count_steps(forks, s.steps, s.hardware)) for s in of]
         queue = [Run(d.name, d.play, forks, figures, d.hardware) for d in matrix(scripts, kills, seed)]
         spare: list[Run] = []
         if kills < 100:
