@@ -9,6 +9,7 @@ from pathlib import Path
 
 import paths
 import pytest
+from once import once_in_a_run
 
 from dra_driver.discovery.simulated import layout, profile
 from dra_driver.hardware import DiscoveredDevice
@@ -28,6 +29,11 @@ def machine(root: Path, spec: str) -> Path:
     return root / "machine"
 
 
+def shared_machine(factory: pytest.TempPathFactory, spec: str) -> Path:
+    """Return the directory of the trees of a built-in profile, laid out once in a run, to be read only."""
+    return once_in_a_run(factory, f"machine-{spec}", lambda root: machine(root, spec)) / "machine"
+
+
 def recording(name: str) -> Path:
     """A file of the corpus; skips the test where there is none."""
     path = CORPUS / name
@@ -37,10 +43,23 @@ def recording(name: str) -> Path:
 
 
 def unpack(archive: Path, target: Path) -> None:
-    """Unpacks a recording."""
+    """Unpacks a recording: folders, files and links, all with the rights of new ones."""
     target.mkdir(parents=True)
     with tarfile.open(archive) as tar:
-        tar.extractall(target, filter="data")
+        for member in tar:
+            # extractall asks the file system about each part of each path: a second for a large machine.
+            path = target / member.name
+            assert path.is_relative_to(target)
+            assert ".." not in path.parts
+            (path if member.isdir() else path.parent).mkdir(parents=True, exist_ok=True)
+            if member.isdir():
+                continue
+            if member.issym():
+                path.symlink_to(member.linkname)
+            else:
+                content = tar.extractfile(member)
+                assert content is not None
+                path.write_bytes(content.read())
 
 
 def write_tree(recorded: Path, root: Path) -> None:

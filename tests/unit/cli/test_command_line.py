@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import structlog
+from forked import ForkedScript
 
 import dra_driver
 from dra_driver.cli.common import configure_logging
@@ -39,17 +40,22 @@ def test_each_shell_gets_its_function(shell: str, capsys: pytest.CaptureFixture[
     assert "dra-driver" in capsys.readouterr().out
 
 
-def completions(line: str, folder: Path) -> list[str]:
-    """Return what the shell is offered for a line whose end is completed."""
-    answer = folder / "answer"
-    environment = os.environ | {
+def completing(line: str, answer: Path) -> dict[str, str]:
+    """Return the variables by which a shell asks for what completes the end of a line, into a file."""
+    return {
         "_ARGCOMPLETE": "1",
         "_ARGCOMPLETE_STDOUT_FILENAME": str(answer),
         "COMP_LINE": line,
         "COMP_POINT": str(len(line)),
         "_ARGCOMPLETE_IFS": "\n",
     }
-    subprocess.run([PROGRAM], env=environment, check=True, timeout=60)
+
+
+def completions(line: str, folder: Path) -> list[str]:
+    """Return what the shell is offered for a line whose end is completed."""
+    answer = folder / "answer"
+    script = "from dra_driver.cli.main import main; main()"
+    ForkedScript(script, environment=completing(line, answer)).finish()
     return [word.strip() for word in answer.read_text().split("\n")]
 
 
@@ -63,9 +69,20 @@ def test_commands_and_flags_of_the_chosen_command_are_completed(tmp_path: Path) 
     ("words", "expected"), [(["status", "--by", "mo"], ["model"]), (["ex"], ["explain"])]
 )
 def test_kubectl_gets_completions_and_its_directive(words: list[str], expected: list[str]) -> None:
+    script = "from dra_driver.cli.main import kubectl_complete; kubectl_complete()"
+    lines = ForkedScript(script, *words, environment={}).finish()
+    assert [line.strip() for line in lines] == [*expected, ":4"]
+
+
+@pytest.mark.long
+def test_the_installed_programs_complete(tmp_path: Path) -> None:
     program = PROGRAM.with_name("kubectl_complete-dra")
-    run = subprocess.run([program, *words], capture_output=True, text=True, check=True, timeout=60)
-    assert run.stdout.splitlines() == [*expected, ":4"]
+    run = subprocess.run([program, "ex"], capture_output=True, text=True, check=True, timeout=60)
+    assert run.stdout.splitlines() == ["explain", ":4"]
+    answer = tmp_path / "answer"
+    environment = os.environ | completing("dra-driver ex", answer)
+    subprocess.run([PROGRAM], env=environment, check=True, timeout=60)
+    assert answer.read_text().strip() == "explain"
 
 
 class Terminal(io.StringIO):

@@ -254,7 +254,7 @@ def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
         ("gpus: !!python/object/apply:os.system [x]", "nothing"),
         ("[" * 50, "not valid YAML"),
         ("gpus: " + "[" * 50 + "]" * 50, "gpus[0]: a list is not a mapping"),
-        ("gpus: " + "[" * 5000 + "]" * 5000, "nested too deeply"),
+        ("gpus: " + "[" * 1000 + "]" * 1000, "nested too deeply"),
         ("gpus: [" + "{}," * 300 + "]", "300 items are too many: at most 256 are allowed"),
         ("x" * (1 << 20) + "xx", "too long"),
     ],

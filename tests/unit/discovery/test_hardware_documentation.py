@@ -53,7 +53,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str,
     """Backend, driver and device of every machine that we can build."""
     devices: list[tuple[str, str, DiscoveredDevice]] = []
     for spec in simulated_profile.built_in_profiles():
-        root = hw.machine(tmp_path_factory.mktemp(spec), spec)
+        root = hw.shared_machine(tmp_path_factory, spec)
         kinds = {type(device.hardware) for device in simulated_profile.load(spec).devices}
         for backend in sorted(name for name, kind in FILE_BACKENDS.items() if kind in kinds):
             devices += [(backend, OF_KIND[backend], d) for d in found_by(backend, root)]

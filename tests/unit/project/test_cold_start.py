@@ -36,11 +36,14 @@ def test_what_one_process_compiles_the_others_find(tmp_path: Path) -> None:
     compiled = set[str]()
     for number, letter in enumerate("ab"):
         environment = {
-            **os.environ, "PYTEST_XDIST_WORKER": f"gw{number}", "PYTEST_XDIST_WORKER_COUNT": "2"
-        }  # fmt: skip
+            **os.environ,
+            "PYTEST_XDIST_WORKER": f"gw{number}",
+            "PYTEST_XDIST_WORKER_COUNT": "2",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        }
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         subprocess.run(
-            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", "tests"],
+            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests"],
             cwd=tmp_path,
             env=environment,
             capture_output=True,

@@ -32,9 +32,9 @@ def discover(root: Path) -> list[DiscoveredDevice]:
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_a_built_in_machine_is_found_as_recorded(spec: str, tmp_path: Path) -> None:
+def test_a_built_in_machine_is_found_as_recorded(spec: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     """UPDATE_GOLDEN=1 writes the files anew; read the difference before it is committed."""
-    text = hw.describe(discover(hw.machine(tmp_path, spec)))
+    text = hw.describe(discover(hw.shared_machine(tmp_path_factory, spec)))
     file = hw.GOLDEN / f"{spec}.txt"
     if os.environ.get("UPDATE_GOLDEN"):
         file.parent.mkdir(exist_ok=True)
@@ -62,12 +62,12 @@ def test_the_kernels_view_of_nvidia_is_there(tmp_path: Path) -> None:
     assert (root / "sys/bus/pci/devices/0000:07:00.0/numa_node").read_text() == "3\n"
 
 
-def test_no_link_leads_out_of_the_tree(tmp_path: Path) -> None:
+def test_no_link_leads_out_of_the_tree(tmp_path_factory: pytest.TempPathFactory) -> None:
     for spec in profile.built_in_profiles():
-        root = hw.machine(tmp_path / spec, spec)
+        root = hw.shared_machine(tmp_path_factory, spec).resolve()
         for path in root.rglob("*"):
             if path.is_symlink():
-                assert path.resolve(strict=True).is_relative_to(root.resolve()), path
+                assert path.resolve(strict=True).is_relative_to(root), path
 
 
 def test_the_command_builds_what_devices_finds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
