@@ -10,6 +10,7 @@ from typing import Any
 
 import hardware_support as hw
 import pytest
+from once import once_in_a_run
 
 from dra_driver.discovery.amd.backend import AmdGpuBackend
 from dra_driver.discovery.amd.kfd import gfx_target
@@ -29,10 +30,10 @@ def discover(root: Path) -> Sequence[DiscoveredDevice]:
     return backend(root).discover()
 
 
-def recorded(tmp_path: Path, name: str) -> Path:
-    """A machine of which only KFD's topology was recorded."""
-    hw.unpack(hw.recording(f"amd/{name}.tar.gz"), tmp_path / "sys/class/kfd/kfd")
-    return tmp_path
+def recorded(factory: pytest.TempPathFactory, name: str) -> Path:
+    """A machine of which only KFD's topology was recorded, to be read only."""
+    archive = hw.recording(f"amd/{name}.tar.gz")
+    return once_in_a_run(factory, name, lambda root: hw.unpack(archive, root / "sys/class/kfd/kfd"))
 
 
 def test_a_machine_without_the_driver_says_where_it_was_looked_for(tmp_path: Path) -> None:
@@ -45,8 +46,8 @@ def test_a_driver_without_gpus_is_no_error(tmp_path: Path) -> None:
     assert discover(tmp_path) == []
 
 
-def test_whole_gpus_have_memory_links_and_nodes(tmp_path: Path) -> None:
-    devices = discover(hw.machine(tmp_path, "mi300x-spx"))
+def test_whole_gpus_have_memory_links_and_nodes(tmp_path_factory: pytest.TempPathFactory) -> None:
+    devices = discover(hw.shared_machine(tmp_path_factory, "mi300x-spx"))
     assert len(devices) == 8
     assert {hw.memory(d) for d in devices} == {196592 * hw.MIB}
     for d in devices:
@@ -56,8 +57,8 @@ def test_whole_gpus_have_memory_links_and_nodes(tmp_path: Path) -> None:
     assert hw.nodes(devices[1])[:3] == ["/dev/kfd", "/dev/dri/card8", "/dev/dri/renderD136"]
 
 
-def test_partitions_are_devices_with_their_share(tmp_path: Path) -> None:
-    devices = discover(hw.machine(tmp_path, "mi300x-cpx"))
+def test_partitions_are_devices_with_their_share(tmp_path_factory: pytest.TempPathFactory) -> None:
+    devices = discover(hw.shared_machine(tmp_path_factory, "mi300x-cpx"))
     assert len(devices) == 64
     assert {hw.memory(d) for d in devices} == {24574 * hw.MIB}
     assert {hw.value(d, "type") for d in devices} == {"partition"}
@@ -225,8 +226,8 @@ def test_partitions_tell_their_memory_and_the_temperature_of_their_gpu(tmp_path:
     assert samples[1] == DeviceSample("gpu-0000-05-00-0-cpx-1", **expected)
 
 
-def test_recorded_partitions_tell_what_is_in_use(tmp_path: Path) -> None:
-    one = backend(recorded(tmp_path, "kfd-mi308x-8gpu-cpx"))
+def test_recorded_partitions_tell_what_is_in_use(tmp_path_factory: pytest.TempPathFactory) -> None:
+    one = backend(recorded(tmp_path_factory, "kfd-mi308x-8gpu-cpx"))
     one.discover()
     samples = one.sample()
     assert len(samples) == 32
@@ -244,8 +245,8 @@ def test_the_target_is_named_as_compilers_name_it(number: int, name: str | None)
 # --- recorded machines ---
 
 
-def test_recorded_mi300x_in_cpx(tmp_path: Path) -> None:
-    devices = discover(recorded(tmp_path, "kfd-mi300x-8gpu-cpx"))
+def test_recorded_mi300x_in_cpx(tmp_path_factory: pytest.TempPathFactory) -> None:
+    devices = discover(recorded(tmp_path_factory, "kfd-mi300x-8gpu-cpx"))
     # The last partition of the last GPU had no node: the render minors end at 190.
     assert len(devices) == 63
     assert {d.device.capacity["multiprocessors"].value.value() for d in devices} == {38}
@@ -262,8 +263,8 @@ def test_recorded_mi300x_in_cpx(tmp_path: Path) -> None:
     assert {hw.memory(d) for d in devices} == {None}
 
 
-def test_recorded_mi308x_in_cpx_on_two_pci_domains(tmp_path: Path) -> None:
-    devices = discover(recorded(tmp_path, "kfd-mi308x-8gpu-cpx"))
+def test_recorded_mi308x_in_cpx_on_two_pci_domains(tmp_path_factory: pytest.TempPathFactory) -> None:
+    devices = discover(recorded(tmp_path_factory, "kfd-mi308x-8gpu-cpx"))
     assert len(devices) == 32
     # The last partition of each GPU has 16 MiB less than the others.
     sizes = Counter(hw.memory(d) for d in devices)
@@ -276,8 +277,8 @@ def test_recorded_mi308x_in_cpx_on_two_pci_domains(tmp_path: Path) -> None:
     assert {hw.value(d, "eccEnabled") for d in devices} == {True}
 
 
-def test_recorded_mi210_in_two_hives(tmp_path: Path) -> None:
-    devices = discover(recorded(tmp_path, "kfd-mi210-8gpu-xgmi-pcie"))
+def test_recorded_mi210_in_two_hives(tmp_path_factory: pytest.TempPathFactory) -> None:
+    devices = discover(recorded(tmp_path_factory, "kfd-mi210-8gpu-xgmi-pcie"))
     assert len(devices) == 8
     assert {hw.value(d, "type") for d in devices} == {"gpu"}
     assert {hw.value(d, "architecture") for d in devices} == {"gfx90a"}
@@ -289,8 +290,8 @@ def test_recorded_mi210_in_two_hives(tmp_path: Path) -> None:
         assert set(peers) == {n for n in hives if hives[n] == hives[d.device.name]} - {d.device.name}
 
 
-def test_recorded_vega_of_an_old_kernel_and_its_edited_copy(tmp_path: Path) -> None:
-    one = backend(recorded(tmp_path, "kfd-vega10-1gpu-plus-copy"))
+def test_recorded_vega_of_an_old_kernel_and_its_edited_copy(tmp_path_factory: pytest.TempPathFactory) -> None:
+    one = backend(recorded(tmp_path_factory, "kfd-vega10-1gpu-plus-copy"))
     (device,) = one.discover()
     assert device.device.name == "gpu-0000-19-00-0"
     assert hw.memory(device) == 17163091968

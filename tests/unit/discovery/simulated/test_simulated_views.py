@@ -80,9 +80,11 @@ def assert_same(said: DiscoveredDevice, found: DiscoveredDevice, kind: str, *, s
 
 
 @pytest.mark.parametrize("name", profile.built_in_profiles())
-def test_backends_find_in_the_tree_what_the_simulated_backend_publishes(name: str, tmp_path: Path) -> None:
+def test_backends_find_in_the_tree_what_the_simulated_backend_publishes(
+    name: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     machine = profile.load(name)
-    root = hw.machine(tmp_path, name)
+    root = hw.shared_machine(tmp_path_factory, name)
     stated = {schema.device_name(d.function.address) for d in machine.devices if d.published is not None}
     published = simulated(name)
     for kind, (spec, hardware) in BACKENDS.items():
@@ -98,9 +100,9 @@ def test_backends_find_in_the_tree_what_the_simulated_backend_publishes(name: st
 
 @pytest.mark.parametrize("name", profile.built_in_profiles())
 def test_a_description_of_nvidias_gpus_finds_them_where_the_simulated_backend_puts_them(
-    name: str, tmp_path: Path
+    name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    root = hw.machine(tmp_path, name)
+    root = hw.shared_machine(tmp_path_factory, name)
     rules = tmp_path / "rules.yaml"
     rules.write_text('devices: [{name: gpu, match: {pci: {vendor: "10de", class: "03"}}}]')
     found = in_files(root, f"generic={rules}")
