@@ -253,7 +253,7 @@ def test_a_full_life() -> None:
     assert (world.disk.claims(), world.disk.specs) == ({}, {})
 
 
-@pytest.mark.parametrize("each", [3, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("each", [7, pytest.param(1, marks=pytest.mark.long)])
 def test_every_effect_of_a_full_life_with_hardware(each: int) -> None:
     calm, expected = play(FULL_LIFE)
     points = [(at, after) for at in range(calm.disk.effects) for after in (False, True)]

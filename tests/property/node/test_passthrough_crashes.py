@@ -234,8 +234,8 @@ def test_a_life(policy: str) -> None:
 @pytest.mark.parametrize(
     ("policy", "error", "each"),
     [
-        ("PreferIommuFD", False, 3),
-        ("LegacyOnly", True, 2),
+        ("PreferIommuFD", False, 7),
+        ("LegacyOnly", True, 5),
         *(
             pytest.param(policy, error, 1, marks=pytest.mark.long)
             for policy in ("PreferIommuFD", "LegacyOnly")

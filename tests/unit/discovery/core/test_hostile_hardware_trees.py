@@ -11,7 +11,6 @@ from pathlib import Path
 import hardware_support as hw
 import pytest
 import work_counter
-from examples import share
 
 from dra_driver.cli import main
 from dra_driver.discovery import open_backend
@@ -166,7 +165,9 @@ def test_a_broken_device_costs_no_other(spec: str, device: str, tmp_path: Path) 
     }
 
 
-@pytest.mark.parametrize("kind", share(["intel", "amdgpu", "rdma"], 1))
+# By default ``test_the_work_grows_with_the_devices``.
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["intel", "amdgpu", "rdma"])
 def test_256_devices(kind: str, tmp_path: Path) -> None:
     device = {"amdgpu": "74a1", "intel": "56c0", "rdma": "1021"}[kind]
     at = ", ".join(f'"0000:{i:02x}:00.0 pci0000:00"' for i in range(1, 129))
