@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from examples import share
 from listing_kubelet import process
 
 from dra_driver.api.meta import Uid
@@ -71,22 +72,25 @@ def test_a_process_that_ends_meanwhile_costs_nothing(tmp_path: Path) -> None:
     assert view.pods.keys() == {POD}
 
 
-def test_a_thousand_processes_are_looked_at_once_and_only_those_of_pods_closely(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", share([1_000, 10_000], 1))
+def test_many_processes_are_looked_at_once_and_only_those_of_pods_closely(
+    tmp_path: Path, number: int
+) -> None:
     # Of the host's services no open files are there: reading them would make the view incomplete.
     template = tmp_path / "template"
     template.write_text("0::/system.slice/containerd.service\n")
-    for pid in range(1, 1_001):
+    for pid in range(1, number + 1):
         (tmp_path / str(pid)).mkdir()
         os.link(template, tmp_path / str(pid) / "cgroup")
         os.link(template, tmp_path / str(pid) / "fd")
     process(tmp_path, 20_000, pod=POD, files=[GPU])
     looks = itertools.count()
-    view = Processes(tmp_path, monotonic=lambda: next(looks) / 1_000).look({GPU}, [])
+    view = Processes(tmp_path, monotonic=lambda: next(looks) / number).look({GPU}, [])
     assert view is not None
     assert view.complete
     assert view.open.keys() == {GPU}
     # One step for each process.
-    assert next(looks) == 1 + 1_001
+    assert next(looks) == 1 + number + 1
 
 
 def test_the_look_is_given_up_when_it_takes_too_long(tmp_path: Path) -> None:
