@@ -33,11 +33,12 @@ from typing import Any, NoReturn
 
 import forked
 import msgspec
-from forked_worker import ForkedWorker
 
-sys.path.append(str(Path(__file__).with_name("hardware")))
+sys.path.extend(str(Path(__file__).with_name(room)) for room in ("controller", "hardware"))
 
 # Imported before the first fork; nothing here starts a thread.
+from forked_worker import ForkedWorker
+
 import dra_driver.cli.processes.controller
 import dra_driver.cli.processes.kubelet_plugin
 import dra_driver.discovery.nvidia.backend
