@@ -10,6 +10,7 @@ import asyncio
 import fcntl
 import os
 import re
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from dra_driver.hardware import DeviceWork
 __all__ = ["BackendCalls"]
 
 _T = TypeVar("_T")
+# Which work on a device it was; None where no other instance can do any.
+_Mark = tuple[int, int, int] | None
 # A call for each device of a node may be under way.
 _THREADS: Final = 32
 # The kubelet asks again within two minutes. A call that nobody has asked for again by then is undone.
@@ -42,13 +45,13 @@ class _Slow:
 
     Attributes:
         work: what it is about, by which the one who asks again is known.
-        future: its end.
+        future: its end, with the mark since which no other instance had worked on the device then.
         began: when it began, a time of the loop's clock.
         seconds: that it may take.
     """
 
     work: DeviceWork
-    future: asyncio.Future[Any]
+    future: asyncio.Future[_Mark]
     began: float
     seconds: float
 
@@ -58,8 +61,8 @@ class BackendCalls:
 
     Args:
         name: of the backend, for messages.
-        locks: folder with a lock for each device, by which the calls of two instances of the plugin wait for
-            each other; if None, there is one instance.
+        locks: folder with a lock for each device, by which two instances of the plugin do not work on it at
+            once; if None, there is one instance.
         threads: as many calls may be under way; those that hang are among them.
     """
 
@@ -70,6 +73,8 @@ class BackendCalls:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=f"claims-{name}")
         self._locks: dict[str, asyncio.Lock] = {}
         self._under_way: dict[str, asyncio.Future[Any]] = {}
+        # The last work of this instance on a device, and since which no other one has come between.
+        self._own: dict[str, tuple[_Mark, _Mark]] = {}
         # By what the claim does to what: several may share a device.
         self._slow: dict[tuple[str, str, str], _Slow] = {}
 
@@ -102,7 +107,7 @@ class BackendCalls:
             slow = self._slow.pop(_key(about, argument), None)
             if slow is not None:
                 await asyncio.wait([slow.future], timeout=seconds)
-            future = self._start(about, self._alone, about, work, (argument,))
+            future = self._start(about, self._alone, about, work, argument)
             await self._end(about, future, end - _now(), seconds)
 
     async def go_on(
@@ -115,7 +120,8 @@ class BackendCalls:
     ) -> None:
         """Call in a thread, alone among instances, or wait for the end of the same call begun before.
 
-        One that has ended well is not made again until ``settle``.
+        One that has ended well is not made again until ``settle``. It counts as long as no other instance has
+        worked on the device since; call it where no other one can begin to.
 
         Args:
             about: for messages: the device.
@@ -126,13 +132,14 @@ class BackendCalls:
 
         Raises:
             StillPreparing: it has not ended, and may take longer.
-            PrepareError: it has failed, takes too long, or another one about the same thing hangs.
+            PrepareError: it has failed, takes too long, another one about the same thing hangs, or another
+                instance works on the device, or has since.
         """
         async with self._locks.setdefault(about, asyncio.Lock()):
             key = _key(about, argument)
             slow = self._slow.get(key)
             if slow is None or slow.work != argument:
-                future = self._start(about, self._alone, about, work, (argument,))
+                future = self._start(about, self._alone, about, work, argument)
                 slow = self._slow[key] = _Slow(argument, future, _now(), seconds)
             left = slow.began + slow.seconds - _now()
             done, _ = await asyncio.wait([slow.future], timeout=max(0.0, min(wait, left)))
@@ -144,7 +151,9 @@ class BackendCalls:
                     retryable=True,
                 )
             try:
-                await self._end(about, slow.future, 0.0, slow.seconds)
+                since = await self._end(about, slow.future, 0.0, slow.seconds)
+                if (since, self._last(about)) != self._own.get(about, (None, None)):
+                    raise self._late(about, "another instance of the plugin has worked on it since")
             except BaseException:
                 self._slow.pop(key, None)
                 raise
@@ -191,22 +200,58 @@ class BackendCalls:
         if not future.cancelled():
             future.exception()  # asked for: nobody may wait for it any more
 
-    def _alone(self, about: str, work: Callable[..., _T], args: tuple[object, ...]) -> _T:
-        """Call while no other instance of the plugin does anything to the device."""
+    def _alone(self, about: str, work: Callable[[DeviceWork], None], argument: DeviceWork) -> _Mark:
+        """Call while no other instance of the plugin works on the device; return since which none has.
+
+        The lock is not waited for. Its holder is at work although it has answered: what waited here beyond
+        the end of its own call would be done after the other one has finished, or given up, the claim.
+        """
         if self._folder is None:
-            return self._guarded(work, args)
+            self._guarded(work, (argument,))
+            return None
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            lock = os.open(self._folder / f"{about}.lock", flags, 0o600)
+            lock = os.open(self._lock(about), flags, 0o600)
         except OSError as e:
-            raise PrepareError(f"device {about} cannot be locked: {e}", retryable=True) from e
+            raise self._not_locked(about, e) from e
         try:
-            # The end of the process, however it comes, releases it.
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            return self._guarded(work, args)
+            try:
+                # The end of the process, however it comes, releases it.
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                since = self._marked(about, lock)
+            except BlockingIOError:
+                raise self._late(about, "another instance of the plugin is at work on it") from None
+            except OSError as e:
+                raise self._not_locked(about, e) from e
+            self._guarded(work, (argument,))
+            return since
         finally:
             os.close(lock)
+
+    def _marked(self, about: str, lock: int) -> _Mark:
+        before = _mark(os.fstat(lock))
+        # No content: that would need space on the disk.
+        now = time.time_ns()
+        os.utime(lock, ns=(now, now))
+        last = _mark(os.fstat(lock))
+        since, own = self._own.get(about, (None, None))
+        self._own[about] = (since if own == before else last, last)
+        return self._own[about][0]
+
+    def _last(self, about: str) -> _Mark:
+        """Return the mark of the last work on a device, of any instance."""
+        try:
+            return None if self._folder is None else _mark(self._lock(about).lstat())
+        except OSError as e:
+            raise self._not_locked(about, e) from e
+
+    def _lock(self, about: str) -> Path:
+        assert self._folder is not None
+        return self._folder / f"{about}.lock"
+
+    def _not_locked(self, about: str, why: OSError) -> PrepareError:
+        return PrepareError(f"device {about} cannot be locked: {why}", retryable=True)
 
     def _late(self, about: str, why: str) -> PrepareError:
         return PrepareError(f"device {about}: backend {self._name}: {why}", retryable=True)
@@ -230,6 +275,10 @@ class BackendCalls:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+def _mark(lock: os.stat_result) -> _Mark:
+    return lock.st_dev, lock.st_ino, lock.st_mtime_ns
 
 
 def _key(about: str, work: DeviceWork) -> tuple[str, str, str]:
