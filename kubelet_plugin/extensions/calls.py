@@ -27,8 +27,10 @@ __all__ = ["BackendCalls"]
 _T = TypeVar("_T")
 # Which work on a device it was; None where no other instance can do any.
 _Mark = tuple[int, int, int] | None
-# A call for each device of a node may be under way.
+# A device may be prepared for an hour. So many are at once;
 _THREADS: Final = 32
+# and so many calls beside them plan or undo something for other devices.
+_SPARE: Final = 8
 # The kubelet asks again within two minutes. A call that nobody has asked for again by then is undone.
 _KEPT_SECONDS: Final = 600.0
 # A call for which less is left than this has used up its time.
@@ -63,14 +65,18 @@ class BackendCalls:
         name: of the backend, for messages.
         locks: folder with a lock for each device, by which two instances of the plugin do not work on it at
             once; if None, there is one instance.
-        threads: as many calls may be under way; those that hang are among them.
+        threads: as many calls of ``go_on`` may be under way; those that hang are among them.
+        spare: as many others may be beside them.
     """
 
-    def __init__(self, name: str, locks: Path | None = None, threads: int = _THREADS) -> None:
+    def __init__(
+        self, name: str, locks: Path | None = None, threads: int = _THREADS, spare: int = _SPARE
+    ) -> None:
         self._name = name
         self._folder = locks
         self._threads = threads
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=f"claims-{name}")
+        self._most = threads + spare
+        self._executor = ThreadPoolExecutor(self._most, thread_name_prefix=f"claims-{name}")
         self._locks: dict[str, asyncio.Lock] = {}
         self._under_way: dict[str, asyncio.Future[Any]] = {}
         # The last work of this instance on a device, and since which no other one has come between.
@@ -91,7 +97,7 @@ class BackendCalls:
             PrepareError: it has failed, takes too long, or another one about the same thing hangs.
         """
         async with self._locks.setdefault(about, asyncio.Lock()):
-            future = self._start(about, self._guarded, work, args)
+            future = self._start(about, self._most, self._guarded, work, args)
             return await self._end(about, future, seconds)
 
     async def undo(
@@ -107,7 +113,7 @@ class BackendCalls:
             slow = self._slow.pop(_key(about, argument), None)
             if slow is not None:
                 await asyncio.wait([slow.future], timeout=seconds)
-            future = self._start(about, self._alone, about, work, argument)
+            future = self._start(about, self._most, self._alone, about, work, argument)
             await self._end(about, future, end - _now(), seconds)
 
     async def go_on(
@@ -139,7 +145,7 @@ class BackendCalls:
             key = _key(about, argument)
             slow = self._slow.get(key)
             if slow is None or slow.work != argument:
-                future = self._start(about, self._alone, about, work, argument)
+                future = self._start(about, self._threads, self._alone, about, work, argument)
                 slow = self._slow[key] = _Slow(argument, future, _now(), seconds)
             left = slow.began + slow.seconds - _now()
             done, _ = await asyncio.wait([slow.future], timeout=max(0.0, min(wait, left)))
@@ -175,10 +181,10 @@ class BackendCalls:
         """Take no more calls; one that hangs is not waited for."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def _start(self, about: str, work: Callable[..., _T], *args: object) -> asyncio.Future[_T]:
+    def _start(self, about: str, most: int, work: Callable[..., _T], *args: object) -> asyncio.Future[_T]:
         if about in self._under_way:
             raise self._late(about, "an earlier call has not come back yet")
-        if len(self._under_way) >= self._threads:
+        if len(self._under_way) >= most:
             raise self._late(about, f"{len(self._under_way)} calls have not come back yet")
         future = asyncio.get_running_loop().run_in_executor(self._executor, work, *args)
         # Until it ends, also after its caller has given up.

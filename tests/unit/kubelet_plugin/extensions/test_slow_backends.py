@@ -14,8 +14,10 @@ from npu_backend import Npu, given, node, run
 from slow_npu import WAIT, SlowNpu, prepared, still
 
 from dra_driver import sdk
-from dra_driver.errors import PrepareError
+from dra_driver.errors import PrepareError, StillPreparing
+from dra_driver.hardware import DeviceWork
 from dra_driver.preparation import Checkpoint, ClaimState
+from kubelet_plugin.extensions.calls import BackendCalls
 from kubelet_plugin.extensions.effects import BackendEffects
 
 
@@ -205,6 +207,32 @@ def test_a_lock_that_cannot_be_had_refuses_the_claim(tmp_path: Path) -> None:
         await preparer.prepare(given(kube, "two", "acme-1"))
 
     run(scenario)
+
+
+def test_many_that_take_long_leave_room_to_undo_others() -> None:
+    hold = threading.Event()
+
+    def waits(_: DeviceWork) -> None:
+        hold.wait(30)
+
+    def work(device: str) -> DeviceWork:
+        return DeviceWork(claim_uid="uid", namespace="ns", claim="one", device=device, uuid="U")
+
+    async def scenario() -> None:
+        calls, undone = BackendCalls("acme", threads=2, spare=1), list[str]()
+        try:
+            for device in ("acme-0", "acme-1"):
+                with pytest.raises(StillPreparing):
+                    await calls.go_on(device, 0.01, 60, waits, work(device))
+            with pytest.raises(PrepareError, match="2 calls have not come back yet"):
+                await calls.go_on("acme-2", 0.01, 60, lambda _: None, work("acme-2"))
+            await calls.undo("acme-2", 5, lambda w: undone.append(w.device), work("acme-2"))
+            assert undone == ["acme-2"]
+        finally:
+            hold.set()
+            calls.close()
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("seconds", [0, 0.5, 3601, -1, True, "60", float("nan"), float("inf"), [1]])
