@@ -186,7 +186,19 @@ class BackendCalls:
             raise self._late(about, "an earlier call has not come back yet")
         if len(self._under_way) >= most:
             raise self._late(about, f"{len(self._under_way)} calls have not come back yet")
-        future = asyncio.get_running_loop().run_in_executor(self._executor, work, *args)
+        refused: list[RuntimeError] = []
+
+        def wanted() -> _T:
+            if refused:
+                raise refused[0]
+            return work(*args)
+
+        try:
+            future = asyncio.get_running_loop().run_in_executor(self._executor, wanted)
+        except RuntimeError as e:
+            # It stays in the queue, for a thread that can be started later: too late for this call.
+            refused.append(e)
+            raise self._late(about, str(e)) from e
         # Until it ends, also after its caller has given up.
         self._under_way[about] = future
         future.add_done_callback(lambda f: self._ended(about, f))

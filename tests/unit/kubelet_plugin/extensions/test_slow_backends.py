@@ -235,6 +235,25 @@ def test_many_that_take_long_leave_room_to_undo_others() -> None:
     asyncio.run(scenario())
 
 
+def test_what_could_not_begin_is_not_done_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The executor keeps what it is given even where it cannot start a thread for it."""
+    npu = Npu()
+
+    def refuses(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def scenario(kube: FakeClient, disk: Disk) -> None:
+        preparer = node(disk, kube, npu)
+        with monkeypatch.context() as limited:
+            limited.setattr(threading.Thread, "start", refuses)
+            with pytest.raises(PrepareError, match="can't start new thread"):
+                await preparer.prepare(given(kube, "one", "acme-0"))
+        await preparer.prepare(given(kube, "two", "acme-1"))
+        assert npu.calls == ["plan acme-1", "prepare acme-1"]
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("seconds", [0, 0.5, 3601, -1, True, "60", float("nan"), float("inf"), [1]])
 def test_a_time_that_is_none_is_refused(seconds: float) -> None:
     npu = SlowNpu(seconds)
