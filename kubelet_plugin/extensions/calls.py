@@ -7,6 +7,7 @@ that may take longer than the kubelet waits goes on, and the kubelet's next call
 from __future__ import annotations
 
 import asyncio
+import copy
 import fcntl
 import os
 import re
@@ -145,7 +146,9 @@ class BackendCalls:
             key = _key(about, argument)
             slow = self._slow.get(key)
             if slow is None or slow.work != argument:
-                future = self._start(about, self._threads, self._alone, about, work, argument)
+                # It is known again by what it was, whatever a stranger's code does to what it gets.
+                given = copy.deepcopy(argument)
+                future = self._start(about, self._threads, self._alone, about, work, given)
                 slow = self._slow[key] = _Slow(argument, future, _now(), seconds)
             left = slow.began + slow.seconds - _now()
             done, _ = await asyncio.wait([slow.future], timeout=max(0.0, min(wait, left)))

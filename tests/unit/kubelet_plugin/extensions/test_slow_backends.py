@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -205,6 +206,26 @@ def test_a_lock_that_cannot_be_had_refuses_the_claim(tmp_path: Path) -> None:
         assert npu.calls == ["plan acme-0"]
         locks.parent.mkdir()
         await preparer.prepare(given(kube, "two", "acme-1"))
+
+    run(scenario)
+
+
+def test_what_a_backend_does_to_its_settings_does_not_end_its_work() -> None:
+    class Taking(SlowNpu):
+        def prepare_device(self, work: sdk.DeviceWork) -> None:
+            assert isinstance(work.settings, dict)
+            super().prepare_device(replace(work, settings={"watts": work.settings.pop("watts")}))
+
+    npu = Taking()
+
+    async def scenario(kube: FakeClient, disk: Disk) -> None:
+        preparer = node(disk, kube, npu, seconds=WAIT)
+        reference = given(kube, "one", "acme-0")
+        await still(preparer, reference)
+        await still(preparer, reference)
+        npu.finish.set()
+        await prepared(preparer, reference)
+        assert npu.calls == ["plan acme-0", "prepare acme-0"]
 
     run(scenario)
 
