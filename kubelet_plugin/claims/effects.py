@@ -108,8 +108,27 @@ class Effects:
                 raise
         return step.state, record
 
+    async def go_on(self, record: PreparedClaim) -> None:
+        """Wait for what backends are at work on for a claim; PREPARE_DEVICES finds it done then.
+
+        Raises:
+            StillPreparing: one of them needs longer.
+            PrepareError: one of them has failed, or cannot be asked.
+        """
+        try:
+            await self._backends.go_on(record)
+        except StillPreparing:
+            raise
+        except Exception:
+            self.failures[_FAILURES[Effect.PREPARE_DEVICES]] += 1
+            raise
+
     async def _one_effect(
-        self, effect: Effect, claim: Reservation, record: PreparedClaim | None, state: ClaimState
+        self,
+        effect: Effect,
+        claim: Reservation,
+        record: PreparedClaim | None,
+        state: ClaimState,
     ) -> PreparedClaim | None:
         match effect:
             case Effect.SAVE | Effect.NOTE:

@@ -411,6 +411,15 @@ class Preparer:
         """Make the devices of a claim usable for which a backend was at work when the last call ended."""
         async with self._all_or_nothing(claim):
             check_identity(record, self._devices())
+            await self._effects.go_on(record)
+            # While it was at work the devices may have changed, by the work itself too.
+            try:
+                record = renewed(self._driver, record, self._devices())
+            except PrepareError as e:
+                if not e.retryable:
+                    raise
+                # New firmware takes a device off its bus; that it is back is seen a moment later.
+                raise StillPreparing(str(e), retryable=True) from e
             return await self._finish(claim, record, ClaimState.STARTED, Event.RESUME)
 
     async def _finish(

@@ -137,6 +137,17 @@ class BackendEffects:
             StillPreparing: one of them needs longer than the kubelet waits; call it again.
             PrepareError: one of them has failed, or cannot be asked.
         """
+        await self.go_on(record)
+        for device, effect in record.effects:
+            self._of(effect).calls.settle(_key(device), _work(record, device, effect))
+
+    async def go_on(self, record: PreparedClaim) -> None:
+        """Do what ``prepare`` does, and keep the results for it.
+
+        Raises:
+            StillPreparing: as ``prepare``.
+            PrepareError: likewise.
+        """
         loop = asyncio.get_running_loop()
         end = loop.time() + self._seconds
         for device, effect in record.effects:
@@ -145,8 +156,6 @@ class BackendEffects:
             left = end - loop.time()
             seconds = effect.seconds or self._seconds
             await backend.calls.go_on(_key(device), left, seconds, backend.preparation.prepare_device, work)
-        for device, effect in record.effects:
-            self._of(effect).calls.settle(_key(device), _work(record, device, effect))
 
     def is_preparing(self, record: PreparedClaim) -> bool:
         """Return whether ``prepare`` of this record was begun by this process, and can be called again."""

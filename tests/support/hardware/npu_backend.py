@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 from crashing_stores import Disk, DiskCheckpoints, DiskSpecs
@@ -79,8 +79,12 @@ def node(
     effects: BackendEffects | None = None,
     looked: Callable[[], bool] = lambda: True,
     node_lock: NodeLock | None = None,
+    changed: Mapping[str, NodeDevice] | None = None,
 ) -> Preparer:
-    """A preparer with two devices of each backend, and one that no backend prepares."""
+    """A preparer with two devices of each backend, and one that no backend prepares.
+
+    ``changed`` are those that are otherwise now; a test changes it.
+    """
     devices = {
         f"{b.name}-{i}": NodeDevice(f"{b.name}-{i}", "U", "U", prepared_by=b.name, simulated=True)
         for b in backends
@@ -93,7 +97,7 @@ def node(
         client=kube,
         reservations=DeviceReservations(DiskCheckpoints(disk), node_lock=node_lock, boot_id=boot_id),
         specs=DiskSpecs(disk),
-        devices=lambda: devices if looked() else {},
+        devices=lambda: {**devices, **(changed or {})} if looked() else {},
         complete=looked,
         timing=Timing(budget=2.0, patience=0.2),
         backends=effects or BackendEffects(list(backends), seconds=seconds),

@@ -14,10 +14,10 @@ from fake_client import FakeClient
 from npu_backend import Npu, given, node, run
 from slow_npu import WAIT, SlowNpu, prepared, still
 
-from dra_driver import sdk
+from dra_driver import cdi, sdk
 from dra_driver.errors import PrepareError, StillPreparing
 from dra_driver.hardware import DeviceWork
-from dra_driver.preparation import Checkpoint, ClaimState
+from dra_driver.preparation import Checkpoint, ClaimState, NodeDevice
 from kubelet_plugin.extensions.calls import BackendCalls
 from kubelet_plugin.extensions.effects import BackendEffects
 
@@ -206,6 +206,72 @@ def test_a_lock_that_cannot_be_had_refuses_the_claim(tmp_path: Path) -> None:
         assert npu.calls == ["plan acme-0"]
         locks.parent.mkdir()
         await preparer.prepare(given(kube, "two", "acme-1"))
+
+    run(scenario)
+
+
+def test_its_device_may_have_another_node_when_the_work_has_ended() -> None:
+    """What had that node's number before may be another claim's device by then."""
+    npu = SlowNpu()
+
+    def device(path: str) -> NodeDevice:
+        edits = cdi.ContainerEdits(device_nodes=(cdi.DeviceNode(path=path),))
+        return NodeDevice("acme-0", "U", "U", prepared_by="acme", simulated=True, edits=edits)
+
+    async def scenario(kube: FakeClient, disk: Disk) -> None:
+        changed = {"acme-0": device("/dev/npu0")}
+        preparer = node(disk, kube, npu, seconds=WAIT, changed=changed)
+        reference = given(kube, "one", "acme-0")
+        await still(preparer, reference)
+        changed["acme-0"] = device("/dev/npu7")
+        npu.finish.set()
+        await prepared(preparer, reference)
+        (document,) = disk.specs.values()
+        assert b"/dev/npu7" in document
+        assert b"/dev/npu0" not in document
+
+    run(scenario)
+
+
+def test_a_device_that_the_work_takes_off_its_bus_is_waited_for() -> None:
+    npu, there = SlowNpu(), True
+
+    async def scenario(kube: FakeClient, disk: Disk) -> None:
+        nonlocal there
+        preparer = node(disk, kube, npu, seconds=WAIT, looked=lambda: there)
+        reference = given(kube, "one", "acme-0")
+        await still(preparer, reference)
+        there = False
+        assert "still prepares it" in await still(preparer, reference)
+        npu.finish.set()
+        async with asyncio.timeout(30):
+            while "is not on this node now" not in await still(preparer, reference):
+                await asyncio.sleep(0.02)
+        await preparer.tidy()
+        assert set(disk.claims().values()) == {"PrepareStarted"}
+        assert not disk.specs
+        there = True
+        await preparer.prepare(reference)
+        assert npu.calls == ["plan acme-0", "prepare acme-0"]
+
+    run(scenario)
+
+
+def test_a_device_that_is_exchanged_meanwhile_is_not_handed_out() -> None:
+    npu = SlowNpu()
+
+    async def scenario(kube: FakeClient, disk: Disk) -> None:
+        changed: dict[str, NodeDevice] = {}
+        preparer = node(disk, kube, npu, seconds=WAIT, changed=changed)
+        reference = given(kube, "one", "acme-0")
+        await still(preparer, reference)
+        npu.finish.set()
+        changed["acme-0"] = NodeDevice("acme-0", "V", "V", prepared_by="acme", simulated=True)
+        with pytest.raises(PrepareError, match="it was replaced"):
+            await prepared(preparer, reference)
+        assert not npu.set
+        assert not disk.claims()
+        assert not disk.specs
 
     run(scenario)
 
