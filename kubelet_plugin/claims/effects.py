@@ -97,7 +97,7 @@ class Effects:
         step = transition(state, event)
         for effect in step.effects:
             try:
-                record = await self._one_effect(effect, claim, record, step.state)
+                record = await self._one_effect(effect, claim, record, step.state, event)
             except StillPreparing:
                 # What was made before is known only here, and the process may end before it goes on.
                 if record is not None and step.state is ClaimState.STARTED:
@@ -129,6 +129,7 @@ class Effects:
         claim: Reservation,
         record: PreparedClaim | None,
         state: ClaimState,
+        event: Event,
     ) -> PreparedClaim | None:
         match effect:
             case Effect.SAVE | Effect.NOTE:
@@ -152,7 +153,7 @@ class Effects:
                 await self._metadata.remove(claim.uid)
             case Effect.PREPARE_DEVICES:
                 if record is not None:
-                    await self._backends.prepare(record)
+                    await self._backends.prepare(record, asked=event is not Event.REVIEW)
             case Effect.UNPREPARE_DEVICES:
                 if record is not None:
                     await self._backends.unprepare(record)

@@ -35,6 +35,8 @@ __all__ = ["PLAN_SECONDS", "WORK_SECONDS", "BackendEffects"]
 # Both together, and what else a call of the kubelet needs, stay within its 45 s.
 PLAN_SECONDS: Final = 5.0
 WORK_SECONDS: Final = 25.0
+# For a claim that is looked at without the kubelet: others are looked at after it.
+_REVIEW_SECONDS: Final = 1.0
 
 
 class _Backend:
@@ -130,26 +132,34 @@ class BackendEffects:
             plans[position] = None if plan is None else PlannedEffect(plan.settings, plan.edits, plan.seconds)
         return planned(driver, record, plans, devices)
 
-    async def prepare(self, record: PreparedClaim) -> None:
+    async def prepare(self, record: PreparedClaim, *, asked: bool = True) -> None:
         """Let the backends do what the record says.
+
+        Args:
+            record: of the claim.
+            asked: whether the kubelet waits for it; if not, its end is waited for a moment only.
 
         Raises:
             StillPreparing: one of them needs longer than the kubelet waits; call it again.
             PrepareError: one of them has failed, or cannot be asked.
         """
-        await self.go_on(record)
+        await self.go_on(record, asked=asked)
         for device, effect in record.effects:
             self._of(effect).calls.settle(_key(device), _work(record, device, effect))
 
-    async def go_on(self, record: PreparedClaim) -> None:
+    async def go_on(self, record: PreparedClaim, *, asked: bool = True) -> None:
         """Do what ``prepare`` does, and keep the results for it.
+
+        Args:
+            record: likewise.
+            asked: as for ``prepare``.
 
         Raises:
             StillPreparing: as ``prepare``.
             PrepareError: likewise.
         """
         loop = asyncio.get_running_loop()
-        end = loop.time() + self._seconds
+        end = loop.time() + (self._seconds if asked else min(self._seconds, _REVIEW_SECONDS))
         for device, effect in record.effects:
             backend = self._of(effect)
             work = _work(record, device, effect)

@@ -276,6 +276,29 @@ def test_a_device_that_is_exchanged_meanwhile_is_not_handed_out() -> None:
     run(scenario)
 
 
+def test_a_look_at_all_claims_waits_for_none_of_them() -> None:
+    """After a start of the agent the hardware is not looked at again before all claims were."""
+    npu = SlowNpu()
+
+    async def scenario(kube: FakeClient, disk: Disk) -> None:
+        npu.finish.set()
+        first = node(disk, kube, npu)
+        for i in range(2):
+            await first.prepare(given(kube, f"claim-{i}", f"acme-{i}"))
+        npu.finish.clear()
+        again = node(disk, kube, npu, seconds=60)
+        async with asyncio.timeout(30):
+            await again.restore()
+        assert npu.calls[-2:] == ["prepare acme-0", "prepare acme-1"], "both are at work"
+        npu.finish.set()
+        async with asyncio.timeout(30):
+            while again.unsettled:
+                await again.renew()
+        assert len(npu.calls) == 6
+
+    run(scenario)
+
+
 def test_what_a_backend_does_to_its_settings_does_not_end_its_work() -> None:
     class Taking(SlowNpu):
         def prepare_device(self, work: sdk.DeviceWork) -> None:
