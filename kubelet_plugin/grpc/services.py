@@ -191,7 +191,7 @@ class Calls:
         except Exception as e:
             # A bug costs this claim, not the others and not the plugin.
             bound.exception(f"{verb} failed unexpectedly")
-            return f"internal error of the driver: {type(e).__name__}: {e}"
+            return _text(f"internal error of the driver: {type(e).__name__}: {e}")
         finally:
             self._observe(verb, outcome, loop.time() - started)
         bound.info(f"{verb}d", seconds=round(loop.time() - started, 4))
@@ -199,7 +199,12 @@ class Calls:
 
 
 def _reason(error: Exception) -> str:
-    return str(error)[:_MAX_MESSAGE] or type(error).__name__
+    return _text(str(error)) or type(error).__name__
+
+
+def _text(text: str) -> str:
+    # A name of a file in it may be of bytes that are no UTF-8: the whole answer could not be sent.
+    return text.encode("utf-8", "backslashreplace").decode()[:_MAX_MESSAGE]
 
 
 class DraV1(dra_v1_pb2_grpc.DRAPluginServicer):

@@ -13,16 +13,19 @@ from crashing_stores import Disk, DiskCheckpoints, DiskSpecs
 from fake_client import FakeClient
 from kubelet_calls import checkpointed, prepare
 from node_agent import DRIVER, NODE, add_claim, claim, device, eventually, running
+from npu_backend import Npu, given, node, run
 
 from dra_driver import cdi
 from dra_driver.api.meta import PoolName
 from dra_driver.errors import PrepareError
 from dra_driver.hardware import DiscoveredDevice
 from dra_driver.preparation import Checkpoint, Holdings, NodeDevice, PreparedClaim
+from dra_driver.wire import dra_v1_pb2
 from kubelet_plugin.claims.planning import ClaimReference, Timing
 from kubelet_plugin.claims.preparer import Preparer
 from kubelet_plugin.claims.reservations import DeviceReservations
 from kubelet_plugin.gpu.no_hardware import NoHardware
+from kubelet_plugin.grpc.services import Calls, DraV1
 
 SLICE = {
     "apiVersion": "dra-driver.dev/v1alpha1",
@@ -226,3 +229,28 @@ def test_claims_recovered_on_a_full_disk_keep_their_devices_and_files_until_they
         assert disk.specs.keys() == disk.claims().keys() == {two}
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("error", [PrepareError, FileNotFoundError, ZeroDivisionError])
+def test_an_error_whose_text_is_no_utf_8_is_told_as_any_other(error: type[Exception]) -> None:
+    """Python reads a file's name of other bytes into text that cannot be sent."""
+    npu = Npu()
+
+    def fails(use: object) -> None:
+        raise error("/sys/bus/acme/\udcff")
+
+    npu.plan = fails
+
+    async def scenario(kube: FakeClient, disk: Disk) -> None:
+        calls = Calls(node(disk, kube, npu))
+        running = asyncio.create_task(calls.run())
+        await asyncio.sleep(0)
+        claims = [given(kube, "one", "acme-0"), given(kube, "two", "gpu-0")]
+        request = dra_v1_pb2.NodePrepareResourcesRequest()
+        request.claims.extend(dra_v1_pb2.Claim(namespace=c.namespace, name=c.name, uid=c.uid) for c in claims)
+        answer = await DraV1(calls).NodePrepareResources(request, None)
+        running.cancel()
+        assert "/sys/bus/acme/\\udcff" in answer.claims[claims[0].uid].error
+        assert not answer.claims[claims[1].uid].error
+
+    run(scenario)
