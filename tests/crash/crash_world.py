@@ -83,7 +83,8 @@ class World:
         self._flags = flags
         self.figures = figures
         self.name = name
-        self.root = Path(tempfile.mkdtemp(prefix="dra-crash-"))
+        # Never in memory: an MPS daemon gets a /dev/shm of its own, in which its program would not be.
+        self.root = Path(tempfile.mkdtemp(prefix="dra-crash-", dir="/tmp"))
         self.cdi = self.root / "cdi"
         self.state = self.root / "state"
         self.log = self.root / "steps"

@@ -45,7 +45,7 @@ _CAPABILITY = "/dev/nvidia-caps/nvidia-cap"
 @functools.cache
 def library() -> Path:
     """Return the folder of the stub, compiled once."""
-    folder = Path(tempfile.mkdtemp(prefix="dra-crash-nvml-"))
+    folder = Path(tempfile.mkdtemp(prefix="dra-crash-nvml-", dir="/tmp"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return stub.build(folder, stub.compiler())
 
