@@ -28,7 +28,7 @@ FILES = {
 }
 
 # Of so many cases in a row, the first one is played by default; all are in the long run.
-SEQUENCES = [("quirk", 1), ("random", 8), pytest.param("random", 1, marks=pytest.mark.long)]
+SEQUENCES = [("quirk", 1), ("random", 12), pytest.param("random", 1, marks=pytest.mark.long)]
 SHARES = [
     *SEQUENCES,
     ("lists", 6),

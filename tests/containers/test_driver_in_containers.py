@@ -9,7 +9,7 @@ from pathlib import Path
 
 import glibc_images as images
 import pytest
-from examples import share
+from examples import one_of, share
 
 from dra_driver.api.own.inventory import InventoryDevice
 from dra_driver.api.resource import DeviceAttribute
@@ -57,7 +57,7 @@ def edits(host: Path, driver_root: str, *capabilities: str) -> ContainerEdits:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("host", one_of(2, HOSTS))
 @pytest.mark.parametrize("image", share([images.DEBIAN, images.REDHAT], 1))
 def test_a_program_finds_the_driver_in_an_image_of_any_glibc(
     tmp_path: Path, runc: Path, host: str, image: str

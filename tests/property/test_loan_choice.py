@@ -173,7 +173,7 @@ class World:
 
 
 @pytest.mark.parametrize("form", ["whole", "cut", "whole beside lists", "cut beside lists"])
-@pytest.mark.parametrize("batch", share(range(4), 2))
+@pytest.mark.parametrize("batch", share(range(4), 1))
 def test_devices_are_lent_that_kube_scheduler_takes_wherever_there_are_any(batch: int, form: str) -> None:
     lent = none = 0
     for seed in range(25 * batch, 25 * batch + 25):

@@ -225,6 +225,7 @@ def test_two_servers_do_not_share_a_file(tmp_path: Path) -> None:
     Journal(tmp_path / "data").close()
 
 
+@pytest.mark.long
 @pytest.mark.sim
 def test_kill_minus_nine_loses_nothing_that_was_answered(tmp_path: Path) -> None:
     kubeconfig = tmp_path / "kubeconfig"

@@ -54,7 +54,8 @@ def test_it_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
             assert b"gpu.dra-driver.dev" in answer.read()
 
 
-def test_what_it_cannot_do_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.long
+def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -64,6 +65,9 @@ def test_what_it_cannot_do_it_says(tmp_path: Path, capsys: pytest.CaptureFixture
         found = subprocess.run([*PROGRAM, *arguments], capture_output=True, text=True, timeout=60)
         assert found.returncode == 1
         assert port in found.stderr
+
+
+def test_a_folder_that_does_not_exist_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, "--kubeconfig", str(tmp_path / "no" / "such" / "folder")]) == 2
     assert "no/such/folder" in capsys.readouterr().err
 

@@ -217,7 +217,7 @@ def test_a_worker_that_lies_allocates_no_device_twice_and_loses_no_pod(lie: str)
 
 
 @pytest.mark.parametrize("seconds", [40.0, pytest.param(600.0, marks=pytest.mark.long)])
-@pytest.mark.parametrize("lie", one_of(6, LIES))
+@pytest.mark.parametrize("lie", one_of(12, LIES))
 def test_workers_that_all_lie_keep_the_controller_waiting_and_no_more(lie: str, seconds: float) -> None:
     lying(LIES[lie](), seconds)
 
