@@ -1,4 +1,4 @@
-"""Makes what tests share importable, settles how hypothesis searches and where tests write.
+"""Makes what tests share importable, settles how hypothesis searches and where tests write, in short paths.
 
 A run finds the same on every machine: ``HYPOTHESIS_PROFILE=explore`` looks for new counterexamples instead.
 With ``HYPOTHESIS_PROFILE=thorough`` every test of a property tries all its examples and counts as long.
