@@ -437,9 +437,9 @@ class PartitionMaker(Protocol):
         ...
 
     def destroy_partition(self, uuid: str, instance_id: int) -> None:
-        """Destroy a partition; success if there is none.
+        """Destroy a partition, and return when it is gone; success if there is none.
 
         Raises:
-            PrepareError: it cannot be destroyed.
+            PrepareError: it cannot be destroyed; the claim keeps it, and the call is repeated.
         """
         ...

@@ -8,6 +8,7 @@ import re
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -192,7 +193,9 @@ class AcmeBackend:
         """Destroy a half; success if there is none."""
         folder = self._by_serial(uuid)
         if folder is not None:
-            shutil.rmtree(folder / "partitions" / str(instance_id), ignore_errors=True)
+            # With any other error the half is still there; the agent tries again.
+            with suppress(FileNotFoundError):
+                shutil.rmtree(folder / "partitions" / str(instance_id))
 
     def _partition(self, folder: Path, start: int) -> sdk.Partition:
         identity = sdk.read_text(folder / "partitions" / str(start) / "uuid") or ""

@@ -64,3 +64,9 @@ class PartitionsOnly:
     def destroy_instance(self, gpu: str, instance_id: int) -> None:
         """See ``GpuControl``."""
         self._maker.destroy_partition(gpu, instance_id)
+        # A maker may return although the device has refused. Its claim would be forgotten, and the partition
+        # would be nobody's.
+        if any(p.instance_id == instance_id for p in self._maker.partitions(gpu) or ()):
+            raise PrepareError(
+                f"device {gpu}: partition {instance_id} is still there after it was destroyed", retryable=True
+            )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,6 +20,7 @@ from dra_driver.api.own.partitions import partition_devices
 from dra_driver.cli import main
 from dra_driver.discovery import demo_spec, open_backend
 from dra_driver.discovery.core.control import ToolPaths, control_of
+from dra_driver.discovery.core.partition_control import PartitionsOnly
 from dra_driver.errors import ConfigurationError, PrepareError
 
 CODE = (EXAMPLE / "acme_driver.py").read_text()
@@ -74,6 +78,53 @@ def test_the_example_does_all_that_the_sdk_knows(tmp_path: Path) -> None:
     (event,) = backend.wait_for_events(5)
     assert (event.uuid, event.reason, event.severity) == ("node1-1", "NpuFault", "failed")
     assert [d.device.health[0].reason for d in backend.discover() if d.device.health] == ["NpuFault"]
+
+
+def test_a_partition_that_the_device_keeps_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roots = {"sysfs_root": tmp_path / "none", "dev_root": tmp_path / "none"}
+    backend = open_backend(demo_spec("acme", tmp_path), **roots, node_name="node1")
+    control = control_of(backend, ToolPaths())
+    assert control is not None
+    made = control.create_instance("node1-0", 1, 0, 1)
+
+    def full(path: object, *_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "unlink", full)
+        with pytest.raises(OSError, match="No space left"):
+            control.destroy_instance("node1-0", made.instance_id)
+    assert list(control.instances("node1-0")) == [made]
+    control.destroy_instance("node1-0", made.instance_id)
+    assert list(control.instances("node1-0")) == []
+
+
+def test_a_maker_that_destroys_nothing_is_found_out() -> None:
+    kept = sdk.Partition(4, 1, 0, 1, uuid="x")
+
+    class Careless:
+        vendor = "acme"
+        there: Sequence[sdk.Partition] | None = [kept]
+
+        def partitions(self, uuid: str) -> Sequence[sdk.Partition] | None:
+            return self.there
+
+        def create_partition(self, uuid: str, profile_id: int, start: int, size: int) -> sdk.Partition:
+            return kept
+
+        def destroy_partition(self, uuid: str, instance_id: int) -> None:
+            """Report success, whatever has become of it."""
+
+    maker = Careless()
+    control = PartitionsOnly(maker)
+    with pytest.raises(PrepareError, match="device S0: partition 4 is still there") as raised:
+        control.destroy_instance("S0", 4)
+    assert raised.value.retryable
+    control.destroy_instance("S0", 5)
+    maker.there = None
+    control.destroy_instance("S0", 4)
 
 
 def test_an_argument_for_demos_is_asked_for_where_none_is_given(tmp_path: Path) -> None:
