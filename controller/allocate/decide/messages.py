@@ -44,11 +44,11 @@ __all__ = [
     "NodeTurnedDown",
     "ObjectGone",
     "ObjectSeen",
-    "Place",
     "PodAnswer",
     "PodExpected",
     "PodGroupsUnknown",
     "PodID",
+    "PodPlacement",
     "PodQuestion",
     "PoolChanged",
     "Proceed",
@@ -210,7 +210,7 @@ class DecisionOverran:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PodPlacement:
     """Devices that would serve a pod.
 
     Attributes:
@@ -235,7 +235,7 @@ class DevicesSetAside:
     """
 
     rank: Rank | None
-    places: tuple[Place, ...]
+    places: tuple[PodPlacement, ...]
     preemptor: str = ""
 
 
@@ -379,7 +379,7 @@ class SetAside:
     """
 
     rank: Rank
-    places: tuple[Place, ...]
+    places: tuple[PodPlacement, ...]
 
 
 @dataclass(frozen=True, slots=True)

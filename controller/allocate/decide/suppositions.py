@@ -9,8 +9,8 @@ from controller.allocate.decide.groups.gangs import Gangs
 from controller.allocate.decide.groups.group_members import Gang
 from controller.allocate.decide.messages import (
     GroupWrite,
-    Place,
     PodID,
+    PodPlacement,
     Refuse,
     SetAside,
     Write,
@@ -115,7 +115,7 @@ class Suppositions:
             if key not in own and self._decider.is_ours(allocation)
         ]
 
-        def fits(since: str) -> tuple[Place, ...] | None:
+        def fits(since: str) -> tuple[PodPlacement, ...] | None:
             gone = [(key, uid) for at, key, uid in holders if at >= since]
             users = [p for key, _ in gone for p in self._pods.by_index(CLAIM_INDEX, key)]
             away = [(PodID(p.key, p.metadata.uid), None) for p in users]
@@ -135,7 +135,7 @@ class Suppositions:
         nodes: Iterable[tuple[PodID, str | None]],
         budget: Budget,
         now: float,
-    ) -> tuple[Place, ...] | None:
+    ) -> tuple[PodPlacement, ...] | None:
         """Return what a pod, or all of its group, would get; None where it would not fit.
 
         Args:
@@ -157,7 +157,7 @@ class Suppositions:
         if not isinstance(found, GroupWrite):
             return None
         return tuple(
-            Place(of, write.node, tuple(result for _, result in write.allocations))
+            PodPlacement(of, write.node, tuple(result for _, result in write.allocations))
             for of, write in found.writes
         )
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from controller.allocate.decide import Place, PodID, Rank
+from controller.allocate.decide import PodID, PodPlacement, Rank
 from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.api.pod_affinity import LabelSelector
 
@@ -103,7 +103,7 @@ class PreemptionAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     victims: tuple[ChosenVictim, ...] = ()
     rank: Rank | None = None
-    places: tuple[Place, ...] = ()
+    places: tuple[PodPlacement, ...] = ()
     fits: bool = False
     reason: str = ""
 

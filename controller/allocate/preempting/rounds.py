@@ -13,7 +13,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from controller.allocate.decide import Place, PodID
+from controller.allocate.decide import PodID, PodPlacement
 from controller.allocate.plans import ChosenVictim
 from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.fleet import PreemptionRecord
@@ -108,7 +108,7 @@ class Round:
     begun: float
     since: str
     record: PreemptionRecord
-    places: tuple[Place, ...]
+    places: tuple[PodPlacement, ...]
     left: list[ChosenVictim]
     state: State
     victims: tuple[PodID, ...] = ()

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import structlog
 
-from controller.allocate.decide import Place, PodID
+from controller.allocate.decide import PodID, PodPlacement
 from controller.allocate.plans import ChosenVictim, PreemptionAnswer
 from controller.allocate.preempting.rounds import Event
 from dra_driver.api import names
@@ -51,7 +51,7 @@ def record_of(answer: PreemptionAnswer) -> PreemptionRecord:
     return PreemptionRecord.of(tuple(str(v.pod.uid) for v in answer.victims), devices)
 
 
-def places_of(record: PreemptionRecord, pods: Sequence[PodID]) -> list[Place]:
+def places_of(record: PreemptionRecord, pods: Sequence[PodID]) -> list[PodPlacement]:
     """Return the devices of a record as places of pods; which of them gets which is not written down."""
     nodes: dict[str, list[DeviceRequestAllocationResult]] = {}
     for node, driver, pool, device in record.devices:
@@ -62,10 +62,12 @@ def places_of(record: PreemptionRecord, pods: Sequence[PodID]) -> list[Place]:
     if not nodes or not pods:
         return []
     found = [
-        Place(pods[0], node, (AllocationResult(devices=DeviceAllocationResult(results=tuple(results))),))
+        PodPlacement(
+            pods[0], node, (AllocationResult(devices=DeviceAllocationResult(results=tuple(results))),)
+        )
         for node, results in nodes.items()
     ]
-    return [*found, *(Place(pod, found[0].node, ()) for pod in pods[1:])]
+    return [*found, *(PodPlacement(pod, found[0].node, ()) for pod in pods[1:])]
 
 
 def named_for(pod: Pod, victims: Sequence[ChosenVictim]) -> str:

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from dra_driver.api.meta import Uid
 
-__all__ = ["LEAST_OF_NAMESPACE", "PLACE_SECONDS", "Places"]
+__all__ = ["LEAST_OF_NAMESPACE", "PLACE_SECONDS", "ShownPods"]
 
 PLACE_SECONDS: Final = 900.0
 """For which a pod keeps its place: as long as the cluster autoscaler waits for a node by default.
@@ -28,7 +28,7 @@ class _Shown(NamedTuple):
     since: float
 
 
-class Places:
+class ShownPods:
     """The pods that are shown, of which only those count that have not been for long.
 
     kube-scheduler tries pods that it sees again and again, at a cost that grows with nodes and partitions.

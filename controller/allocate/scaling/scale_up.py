@@ -23,7 +23,7 @@ from controller.allocate.decide import (
     is_finished,
 )
 from controller.allocate.scaling.added_nodes import AddedNodes
-from controller.allocate.scaling.places import Places
+from controller.allocate.scaling.places import ShownPods
 from controller.allocate.state.assume_cache import AssumeCache
 from controller.allocate.wakeups import Wakeups
 from controller.allocate.writer import Writer
@@ -84,7 +84,7 @@ class ScaleUp:
 
         Args:
             seconds: for which a pod waits before it is shown.
-            most: pods that are shown at a time (``Places``); 0: none is.
+            most: pods that are shown at a time (``ShownPods``); 0: none is.
             nodes: which pods could go to nodes that are added.
             decider: asked again before a pod is shown.
             groups: finds the other members of a pod's group.
@@ -110,7 +110,7 @@ class ScaleUp:
         self._clock = clock
         self._pods = pods
         self._is_behind = is_behind
-        self._places = Places(most)
+        self._places = ShownPods(most)
         # Since when pods have waited for a node; when a pool changed, and when nothing could be known.
         self._since: dict[Uid, float] = {}
         # Pods, and signatures, that are left alone until then.

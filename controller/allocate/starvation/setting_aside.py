@@ -14,7 +14,7 @@ from controller.allocate.attempts import TakenBack
 from controller.allocate.decide import (
     DevicesSetAside,
     GroupKey,
-    Place,
+    PodPlacement,
     SetAside,
     claims_of,
     is_finished,
@@ -274,7 +274,7 @@ class SettingAside:
         return node is None or node.spec.unschedulable or node.metadata.deletion_timestamp is not None
 
 
-def _named(places: Iterable[Place]) -> str:
+def _named(places: Iterable[PodPlacement]) -> str:
     """Return nodes with their devices, for people."""
     found = [
         (place.node, result.device)

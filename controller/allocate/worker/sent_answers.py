@@ -21,9 +21,9 @@ from controller.allocate.decide import (
     Learned,
     Lend,
     LentNode,
-    Place,
     PodAnswer,
     PodID,
+    PodPlacement,
     PodQuestion,
     Proceed,
     Rank,
@@ -98,7 +98,7 @@ class _Hard(msgspec.Struct, frozen=True, tag="hard"):
 
 class _SetAside(msgspec.Struct, frozen=True, tag="set aside"):
     rank: Rank
-    places: tuple[Place, ...]
+    places: tuple[PodPlacement, ...]
 
 
 class _Lend(msgspec.Struct, frozen=True, tag="lend"):

@@ -1,4 +1,4 @@
-"""What a new worker is told while things go on changing."""
+"""What a new worker learns while things go on changing."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from controller.allocate.decide import (
     NamespaceStruck,
     ObjectGone,
     ObjectSeen,
-    Place,
     PodExpected,
     PodID,
+    PodPlacement,
     PodQuestion,
     PoolChanged,
     Rank,
@@ -44,7 +44,7 @@ NAMES = [f"x{i}" for i in range(6)]
 
 
 class Told:
-    """What a worker knows by the changes that it was told of: of each thing the last one."""
+    """What a worker knows by the changes that it was sent: of each thing the last one."""
 
     def __init__(self) -> None:
         self.known: dict[object, object] = {}
@@ -93,7 +93,7 @@ def random_change(rng: random.Random) -> Change:
             PoolID(DRIVER, PoolName(name)), rng.random() < 0.5, PoolPolicy(), frozenset({"gpu-0"})
         ),
         lambda: DevicesSetAside(None, ()),
-        lambda: DevicesSetAside(Rank(0, "", key), (Place(PodID(key, uid), "n1", (held,)),)),
+        lambda: DevicesSetAside(Rank(0, "", key), (PodPlacement(PodID(key, uid), "n1", (held,)),)),
         lambda: PodExpected(PodID(key, uid), rng.choice(["n1", "n2", None])),
     ]
     return rng.choice(changes)()
@@ -127,7 +127,7 @@ def test_a_worker_that_is_told_while_things_change_knows_the_same_as_one_that_sa
     assert second.known == first.known
 
 
-def told(journal: Journal) -> Decisions:
+def replayed(journal: Journal) -> Decisions:
     """What a new worker decides with."""
     decisions = Decisions(Settings(drivers=(DRIVER,)), time.thread_time)
     for change in journal.replay():
@@ -152,8 +152,8 @@ def test_decisions_that_ended_a_worker_count_although_the_pod_is_deleted_at_once
     journal.apply(ClaimSeen(claim_of("x5", {})))
     journal.apply(ObjectSeen(pod_of("x5", {})))
     # Neither deleting the pod before nor afterwards has its namespace begin anew with each worker.
-    assert told(journal).decide(question_of("x5", 4.0)).decision == Hard()
-    assert told(journal).decide(question_of("x5", 500.0)).decision != Hard()
+    assert replayed(journal).decide(question_of("x5", 4.0)).decision == Hard()
+    assert replayed(journal).decide(question_of("x5", 500.0)).decision != Hard()
 
 
 def test_what_a_worker_has_learned_of_a_question_is_known_to_the_next() -> None:
@@ -162,16 +162,16 @@ def test_what_a_worker_has_learned_of_a_question_is_known_to_the_next() -> None:
     journal.apply(ObjectSeen(pod_of("x0", {})))
     question = question_of("x0", 10.0)
     for _ in range(2):
-        first = told(journal)
+        first = replayed(journal)
         answer = first.stopped(question, "2 s of CPU time", 2.0)
         assert answer.pause >= 40.0
         journal.learn(question.pod.key, answer.group, first.learned(question))
     assert answer.pause == 80.0, "the second pause is longer"
-    again = told(journal).remembered(question_of("x0", 11.0))
+    again = replayed(journal).remembered(question_of("x0", 11.0))
     assert again is not None
     assert again.pause == 79.0
     # Each was counted once.
-    learned = told(journal).learned(question)
+    learned = replayed(journal).learned(question)
     assert learned.namespace is not None
     assert learned.namespace.number == 2
     journal.apply(ObjectGone(Pod, question.pod.key))
@@ -185,6 +185,6 @@ def test_a_question_that_was_counted_is_not_counted_again_for_the_next_worker() 
     question = question_of("x0", 10.0)
     journal.apply(DecisionOverran(question.pod.key, 9.0))
     for _ in range(3):
-        learned = told(journal).learned(question)
+        learned = replayed(journal).learned(question)
         assert learned.namespace == NamespaceStruck(NS, 1, 9.0)
         journal.learn(question.pod.key, None, learned)

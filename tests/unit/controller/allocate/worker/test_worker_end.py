@@ -18,7 +18,7 @@ from pathlib import Path
 import builders
 import pytest
 from builders import DRIVER
-from worker_world import World, copies_of, facts_of, hard_claim, run, world
+from worker_world import WorkerCluster, copies_of, facts_of, hard_claim, run, world
 
 from controller.allocate.decide import Decisions, Hard, Lane, PodID, PodQuestion, Settings
 from controller.allocate.worker.child import WorkerChild
@@ -105,7 +105,7 @@ def test_where_no_copy_can_be_made_the_question_waits_and_the_worker_goes_on() -
     assert answer.gave_up
 
 
-async def in_the_slow_lane(w: World) -> tuple[asyncio.Task[object], int]:
+async def in_the_slow_lane(w: WorkerCluster) -> tuple[asyncio.Task[object], int]:
     """Ask a question that a copy of the worker works on for long; return it, and the copy."""
     w.hard_nodes()
     w.pod("hard", hard_claim("hard"))

@@ -8,7 +8,7 @@ from typing import Any
 import builders
 import msgspec
 import pytest
-from worker_world import GPU_0, World, copies_of, facts_of, hard_claim, long_text, run, world
+from worker_world import GPU_0, WorkerCluster, copies_of, facts_of, hard_claim, long_text, run, world
 
 from controller.allocate.answers.decider import WorkerEnded
 from controller.allocate.decide import ClaimAssumed, ObjectGone, PodID
@@ -27,7 +27,7 @@ def question(pod: Pod, seconds: float = 10.0) -> PlanQuestion:
     return PlanQuestion(PodID(pod.key, pod.metadata.uid), seconds)
 
 
-async def plan(w: World, pod: Pod) -> dict[str, Any]:
+async def plan(w: WorkerCluster, pod: Pod) -> dict[str, Any]:
     answer = await w.worker.plan(question(pod))
     assert not answer.limit, answer.limit
     found: dict[str, Any] = msgspec.json.decode(answer.plan)
@@ -38,7 +38,7 @@ def holders(found: dict[str, Any]) -> list[str]:
     return [h["name"] for h in found["free"]["holders"]]
 
 
-def running(w: World, name: str, node: str, device: str, namespace: str = builders.NAMESPACE) -> None:
+def running(w: WorkerCluster, name: str, node: str, device: str, namespace: str = builders.NAMESPACE) -> None:
     """A pod with a device, of any namespace."""
     status = builders.allocation(builders.result(node, device))
     w.claim(builders.claim(name, uid=f"claim-{name}", status=status, namespace=namespace))

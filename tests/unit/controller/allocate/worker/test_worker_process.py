@@ -14,7 +14,7 @@ from worker_world import (
     GPU_0,
     NS,
     POOL,
-    World,
+    WorkerCluster,
     copies_of,
     device_of,
     facts_of,
@@ -31,9 +31,9 @@ from controller.allocate.decide import (
     Hard,
     Lane,
     ObjectGone,
-    Place,
     PodAnswer,
     PodID,
+    PodPlacement,
     PodQuestion,
     PoolChanged,
     Proceed,
@@ -162,7 +162,7 @@ def test_a_hard_question_is_worked_out_beside_the_others() -> None:
     run(scenario)
 
 
-async def takes(w: World, name: str, lane: Lane) -> bool:
+async def takes(w: WorkerCluster, name: str, lane: Lane) -> bool:
     """Ask about a pod and put the answer into effect at once: another one may arrive together with it."""
     found = await w.decider.decide(w.pods[name], lane)
     if found is None or not isinstance(found[0].decision, Write):
@@ -184,7 +184,9 @@ def test_an_answer_of_the_slow_lane_does_not_take_what_was_given_away_meanwhile(
     run(scenario)
 
 
-async def asked_of_a_stopped_worker(w: World, ask: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
+async def asked_of_a_stopped_worker(
+    w: WorkerCluster, ask: Callable[[], Coroutine[Any, Any, T]]
+) -> asyncio.Task[T]:
     """Return a question about pod "a" that the worker has before it, and does not answer until SIGCONT."""
     w.decider.release((await w.ask("a"))[1])
     await w.kill(signal.SIGSTOP)
@@ -395,7 +397,7 @@ def test_what_is_set_aside_is_kept_by_the_next_worker_too() -> None:
 @pytest.mark.parametrize("set_aside", [False, True])
 def test_an_answer_to_the_other_kind_of_question_is_none(set_aside: bool) -> None:
     question = PodQuestion(PodID(ObjectKey(NS, "p"), Uid("u")), 0.0, Lane.SLOW, set_aside=set_aside)
-    place = Place(question.pod, "n1", ())
+    place = PodPlacement(question.pod, "n1", ())
     for decision in (SetAside(Rank(0, "", question.pod.key), (place,)), Proceed("n1")):
         body = packed_answer(PodAnswer(1, decision), 1, 0, slow=True)
         answer = codec.decode(Answer, body)
