@@ -17,7 +17,7 @@ from attack_cluster import Controllers, Replica, api_server
 from attack_judgement import BARS, Lag, Measured, lag_between, lag_of
 from attack_load import HONEST, ClaimWatch, HonestLoad
 from attack_probes import Watchers
-from attack_world import TENANT, Attack, World
+from attack_world import TENANT, Attack, AttackedCluster
 
 from dra_driver.api.names import RDMA_DRIVER_NAME, SYSTEM_NAMESPACE
 
@@ -62,7 +62,7 @@ class Stage:
     async def play(self, attack: Attack, seconds: float) -> Measured:
         """Play one attack beside honest pods that come for some seconds; clean up."""
         started = time.monotonic()
-        world = World(self.api, self.controllers, self.seed, self.nodes)
+        world = AttackedCluster(self.api, self.controllers, self.seed, self.nodes)
         measured = Measured(attack=attack.name)
         before = await self._begin()
         task = asyncio.create_task(_guarded(attack, world))
@@ -85,7 +85,7 @@ class Stage:
         measured.seconds = time.monotonic() - started
         return measured
 
-    async def _prepared(self, task: asyncio.Task[None], world: World) -> None:
+    async def _prepared(self, task: asyncio.Task[None], world: AttackedCluster) -> None:
         striking = asyncio.create_task(world.struck.wait())
         try:
             async with asyncio.timeout(_PREPARATION_SECONDS):
@@ -124,7 +124,7 @@ class Stage:
 
     # --- between two attacks --------------------------------------------------------------------------------
 
-    async def _clean_up(self, world: World) -> None:
+    async def _clean_up(self, world: AttackedCluster) -> None:
         """Delete everything that the attack has written."""
         await _side_by_side(world.namespaces, lambda name: self.api.delete_all("Pod", name))
         await _side_by_side(world.namespaces, lambda name: self.api.delete_all("ResourceClaim", name))
@@ -155,7 +155,7 @@ class Stage:
         await self.load.canary()
 
 
-async def _guarded(attack: Attack, world: World) -> None:
+async def _guarded(attack: Attack, world: AttackedCluster) -> None:
     try:
         await attack.run(world)
     except Exception as e:

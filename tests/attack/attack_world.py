@@ -13,12 +13,12 @@ import attack_objects as objects
 from attack_api import Api, Manifest, path_of
 from attack_cluster import Controllers
 
-__all__ = ["ATTACKS", "Attack", "World", "attack"]
+__all__ = ["ATTACKS", "Attack", "AttackedCluster", "attack"]
 
 TENANT = "tenant"
 
 
-class World:
+class AttackedCluster:
     """The cluster as one attack has it.
 
     Attributes:
@@ -115,7 +115,7 @@ class World:
         return problems, notes
 
 
-Run = Callable[[World], Awaitable[Any]]
+Run = Callable[[AttackedCluster], Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True)

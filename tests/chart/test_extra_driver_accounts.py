@@ -26,7 +26,7 @@ from policy_cases import (
     result,
     slice_,
 )
-from policy_world import World, by_itself, world
+from policy_world import Accounts, by_itself, world
 from real_apiserver import real_apiserver
 
 from dra_driver.api.names import DEFAULT_DRIVER_NAME, RDMA_DRIVER_NAME
@@ -89,7 +89,7 @@ def writes() -> Iterator[Write]:
         yield Write("speaks of another node", by, "POST", EVENTS, elsewhere, "dra-driver-events")
 
 
-async def add_claims_and_inventories(made: World) -> None:
+async def add_claims_and_inventories(made: Accounts) -> None:
     for driver in DRIVER_OF.values():
         name = f"of-{driver.partition('.')[0]}"
         request = {"name": "one", "exactly": {"deviceClassName": "any"}}
@@ -105,7 +105,7 @@ async def add_claims_and_inventories(made: World) -> None:
         await made.admin._call("POST", INVENTORIES, body=inventory(driver, OTHER_NODE))
 
 
-async def wrong_verdicts(made: World) -> list[tuple[str, str, str]]:
+async def wrong_verdicts(made: Accounts) -> list[tuple[str, str, str]]:
     """Return the writes whose verdict is not the expected one: what, expected, found."""
     await add_claims_and_inventories(made)
     table = list(writes())

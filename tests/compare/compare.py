@@ -73,19 +73,19 @@ async def _play(
         for scenario in scenarios:
             name = scenario.name
 
-            def say(text: str, name: str = name) -> None:
+            def report(text: str, name: str = name) -> None:
                 _say(f"{name}, {who}: {text}")
 
-            stage = Stage(made, f"compared-{name}", say, ours=ours)
+            stage = Stage(made, f"compared-{name}", report, ours=ours)
             await stage.make(gates=not scenario.lending)
-            say("begins")
+            report("begins")
             try:
                 found[name] = measured = await scenario.play(stage)
             except (AssertionError, TimeoutError) as e:  # the next one may do
                 problems.append(f"{name}, {who}: {type(e).__name__}: {e}")
-                say(problems[-1])
+                report(problems[-1])
             else:
-                say(", ".join(f"{key} {value:.2f}" for key, value in measured.values.items()))
+                report(", ".join(f"{key} {value:.2f}" for key, value in measured.values.items()))
             if scenario is not scenarios[-1]:
                 await stage.clear()
 

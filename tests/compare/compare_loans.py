@@ -57,7 +57,7 @@ async def _stream(stage: Stage, f: Follower, phase: str, *, loans: bool = False)
     loop = asyncio.get_running_loop()
     began, ordinary, lent = loop.time(), list[str](), list[str]()
     busy = stage.plane.cpu_seconds(SCHEDULER)
-    stage.say(f"{phase}: begins")
+    stage.report(f"{phase}: begins")
     while (now := loop.time() - began) < PHASE_SECONDS:
         ordinary.append(f"{phase}-{len(ordinary):04}")
         await f.create(_ordinary(stage, ordinary[-1]))
@@ -67,7 +67,7 @@ async def _stream(stage: Stage, f: Follower, phase: str, *, loans: bool = False)
         await asyncio.sleep(max(0.0, len(ordinary) * EVERY_SECONDS - (loop.time() - began)))
     took = loop.time() - began
     busy = stage.plane.cpu_seconds(SCHEDULER) - busy
-    stage.say(f"{phase}: waits for {len(ordinary)} pods and {len(lent)} with loans")
+    stage.report(f"{phase}: waits for {len(ordinary)} pods and {len(lent)} with loans")
     await f.until("bound", ordinary, BOUND_SECONDS)
     found = {f"{phase}-{name}": value for name, value in _spread(f, ordinary).items()} | {
         f"{phase}-cpu": busy / took
@@ -82,7 +82,7 @@ async def _stream(stage: Stage, f: Follower, phase: str, *, loans: bool = False)
         found[f"{phase}-handed"] = max(
             (t.bound - t.ungated for t in handed if t.bound and t.ungated), default=0
         )
-    stage.say(", ".join(f"{key} {value:.3f}" for key, value in found.items()))
+    stage.report(", ".join(f"{key} {value:.3f}" for key, value in found.items()))
     return found
 
 
@@ -109,7 +109,7 @@ async def _loans(stage: Stage) -> Measured:
         values |= await _stream(stage, f, "without")
         await f.create(_asking(stage, "first"))
         await f.until("bound", ["first"], FIRST_SECONDS)
-        stage.say(f"the first loan took {f.summary('bound')}")
+        stage.report(f"the first loan took {f.summary('bound')}")
         values |= await _stream(stage, f, "loans", loans=True)
         await f.create(_asking(stage, "nowhere", MORE_THAN_A_GPU_HAS))
         await stage.api.merge_patch(PODS, "nowhere", {"spec": {"schedulingGates": None}}, stage.namespace)

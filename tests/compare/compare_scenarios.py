@@ -43,7 +43,7 @@ async def _all_bound(stage: Stage, f: Follower, number: int) -> None:
         if now > said + 10:
             said = now
             stage.plane.check()
-            stage.say(f"{bound} of {number} pods bound")
+            stage.report(f"{bound} of {number} pods bound")
 
 
 # --- many pods at once --------------------------------------------------------------------------------------
@@ -53,7 +53,7 @@ async def _fleet(stage: Stage) -> Measured:
     names = [f"pod-{i:03}" for i in range(FLEET_PODS)]
     audit = stage.audit()
     await side_by_side(stage.claim, names)
-    stage.say(f"{len(names)} claims made")
+    stage.report(f"{len(names)} claims made")
     async with stage.following() as f:
         await side_by_side(lambda name: f.create(stage.body(name)), names)
         await _all_bound(stage, f, len(names))
@@ -132,7 +132,7 @@ async def _rolling(stage: Stage) -> Measured:
             )
             await until("the new pods", partial(_rolled, stage, version + 1), BOUND_SECONDS)
             seconds.append(asyncio.get_running_loop().time() - began)
-            stage.say(f"rolled in {seconds[-1]:.1f} s")
+            stage.report(f"rolled in {seconds[-1]:.1f} s")
     return Measured({"rolled": statistics.median(seconds)}, audit.written(), REPLICAS)
 
 
@@ -170,7 +170,7 @@ async def _freed(stage: Stage) -> Measured:
             await f.until("gone", [first[i]], BOUND_SECONDS)
             await f.until("bound", [name], BOUND_SECONDS)
             seconds.append(max(0.0, _time(f, name, "bound") - _time(f, first[i], "gone")))
-            stage.say(f"used again after {seconds[-1]:.2f} s")
+            stage.report(f"used again after {seconds[-1]:.2f} s")
     return Measured({"used": max(seconds)})
 
 
@@ -206,7 +206,7 @@ async def _preemption(stage: Stage) -> Measured:
                 await f.until("bound", high, BOUND_SECONDS)
                 gone = [t.gone for name in low if (t := f.pods[name]).gone is not None]
                 after.append(max(_time(f, name, "bound") for name in high) - max(gone))
-                stage.say(f"{number} bound {after[-1]:.2f} s after the last of {len(gone)} that made room")
+                stage.report(f"{number} bound {after[-1]:.2f} s after the last of {len(gone)} that made room")
             else:
                 await asyncio.sleep(PREEMPTED_SECONDS)
             served += sum(1 for name in high if f.pods[name].bound is not None)
@@ -370,11 +370,11 @@ async def _churn(stage: Stage) -> Measured:
 
     async with standing_in(stage.api, stage.namespace):
         await side_by_side(one, range(WAITING))
-        stage.say(f"{WAITING} pods wait")
+        stage.report(f"{WAITING} pods wait")
         churning = asyncio.create_task(_come_and_go(stage))
         try:
             await asyncio.sleep(BEFORE_SECONDS)
-            stage.say(f"measuring for {CHURN_SECONDS:.0f} s")
+            stage.report(f"measuring for {CHURN_SECONDS:.0f} s")
             audit, lines = stage.audit(), _lines(stage)
             began = asyncio.get_running_loop().time()
             await asyncio.sleep(CHURN_SECONDS)

@@ -63,15 +63,15 @@ class Stage:
     Attributes:
         namespace: its name.
         ours: whether the controller allocates; else kube-scheduler is alone.
-        say: reports progress.
+        report: shows progress.
     """
 
-    def __init__(self, plane: Plane, namespace: str, say: Callable[[str], None], *, ours: bool) -> None:
+    def __init__(self, plane: Plane, namespace: str, report: Callable[[str], None], *, ours: bool) -> None:
         self.plane = plane
         self.api = plane.api
         self.namespace = namespace
         self.ours = ours
-        self.say = say
+        self.report = report
 
     @contextlib.asynccontextmanager
     async def following(self) -> AsyncIterator[Follower]:

@@ -167,7 +167,7 @@ class _Facts(NamedTuple):
     claims_seen: bool
 
 
-class World:
+class ScenarioSteps:
     """The steps of a scenario."""
 
     def __init__(self, scenario: Scenario) -> None:
@@ -468,7 +468,7 @@ def explore(scenario: Scenario, *, back: bool = False, most: int = 3_000_000) ->
     Raises:
         AssertionError: there are more.
     """
-    world = World(scenario)
+    world = ScenarioSteps(scenario)
     states = [scenario.start()]
     numbers = {states[0]: 0}
     # Of each state, the one from which it was reached first; with ``back`` all from which a step leads to it.

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import yaml
 from policy_cases import SLICES, Write, cases, slice_
-from policy_world import FENCE, World, check, only_the_holder_writes, world
+from policy_world import FENCE, Accounts, check, only_the_holder_writes, world
 
 from dra_driver.kube import KubeApi
 from dra_driver.sim.apiserver import ApiServer
@@ -20,7 +20,7 @@ from dra_driver.sim.apiserver.storage.store import Key
 T = TypeVar("T")
 
 
-def run(tmp_path: Path, scenario: Callable[[World], Awaitable[T]], server: ApiServer | None = None) -> T:
+def run(tmp_path: Path, scenario: Callable[[Accounts], Awaitable[T]], server: ApiServer | None = None) -> T:
     async def main() -> T:
         async with server or ApiServer() as started:
 
@@ -38,7 +38,7 @@ def run(tmp_path: Path, scenario: Callable[[World], Awaitable[T]], server: ApiSe
 
 
 def test_every_write_gets_its_verdict(tmp_path: Path) -> None:
-    async def scenario(made: World) -> list[tuple[str, str, str]]:
+    async def scenario(made: Accounts) -> list[tuple[str, str, str]]:
         found = [(w, await made.send(w)) for w in cases()]
         return [(f"{w.by} {w.what}", w.refused, verdict) for w, verdict in found if verdict != w.refused]
 
@@ -50,7 +50,7 @@ def test_only_the_pod_that_holds_the_lease_writes(tmp_path: Path) -> None:
 
 
 def test_without_the_lease_nobody_is_refused(tmp_path: Path) -> None:
-    async def scenario(made: World) -> None:
+    async def scenario(made: Accounts) -> None:
         server.registry.policies.parameters = lambda _kind, _key: None
         await check(made, "standby", "")
         await check(made, "podless", "")
@@ -62,7 +62,7 @@ def test_without_the_lease_nobody_is_refused(tmp_path: Path) -> None:
 def test_parameters_are_looked_up_before_the_conditions(tmp_path: Path) -> None:
     """As on the real server: a parameter that is denied where it is missing refuses everybody."""
 
-    async def scenario(made: World) -> None:
+    async def scenario(made: Accounts) -> None:
         bindings = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
         patch = {"spec": {"paramRef": {"name": "no-such-lease", "parameterNotFoundAction": "Deny"}}}
         path, merge = f"{bindings}/{FENCE}", "application/merge-patch+json"
@@ -74,7 +74,7 @@ def test_parameters_are_looked_up_before_the_conditions(tmp_path: Path) -> None:
 
 
 def test_an_expression_that_fails_refuses_or_is_ignored_as_the_policy_says(tmp_path: Path) -> None:
-    async def scenario(made: World) -> None:
+    async def scenario(made: Accounts) -> None:
         server.registry.policies.parameters = unfit
         await check(made, "controller", FENCE)
         policies = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"

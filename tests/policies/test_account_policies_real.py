@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import pytest
 from policy_cases import CLAIMS, LEADER, LEASES, MERGE, SLICES, Write, cases, slice_
-from policy_world import FENCE, World, by_itself, check, only_the_holder_writes, settled, world
+from policy_world import FENCE, Accounts, by_itself, check, only_the_holder_writes, settled, world
 from real_apiserver import RealApiServer, real_apiserver
 
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
@@ -34,7 +34,7 @@ def server(
         yield started
 
 
-def run(server: RealApiServer, scenario: Callable[[World], Awaitable[T]]) -> T:
+def run(server: RealApiServer, scenario: Callable[[Accounts], Awaitable[T]]) -> T:
     async def main() -> T:
         async with await server.client() as admin, world(server.client, admin) as made:
             await settled(made, Write("", "standby", "POST", SLICES, slice_("s", DEFAULT_DRIVER_NAME), FENCE))
@@ -44,7 +44,7 @@ def run(server: RealApiServer, scenario: Callable[[World], Awaitable[T]]) -> T:
 
 
 def test_every_write_gets_its_verdict(server: RealApiServer) -> None:
-    async def scenario(made: World) -> list[tuple[str, str, str]]:
+    async def scenario(made: Accounts) -> list[tuple[str, str, str]]:
         table = list(cases())
         for policy in {w.refused for w in table if w.refused}:
             await settled(made, next(w for w in table if w.refused == policy))
@@ -66,7 +66,7 @@ def test_only_the_pod_that_holds_the_lease_writes(server: RealApiServer) -> None
 
 
 def test_a_credential_without_a_pod_does_not_write(server: RealApiServer) -> None:
-    async def scenario(made: World) -> None:
+    async def scenario(made: Accounts) -> None:
         await check(made, "podless", FENCE)
         (entry,) = [w for w in cases() if w.what == "says that its device is well"]
         refused = dataclasses.replace(entry, by="nodeless", refused="dra-driver-plugin-claims")
@@ -79,7 +79,7 @@ def test_a_credential_without_a_pod_does_not_write(server: RealApiServer) -> Non
 def test_without_the_lease_nobody_is_refused(server: RealApiServer) -> None:
     """The API server looks for the Lease before it looks at who writes: everybody would be refused."""
 
-    async def scenario(made: World) -> None:
+    async def scenario(made: Accounts) -> None:
         await check(made, "standby", FENCE)
         await made.admin._call("DELETE", f"{LEASES}/dra-driver-controller", body={})
         await check(made, "standby", "")
@@ -121,7 +121,7 @@ def test_every_version_of_the_api_is_held_to_tolerate_nothing(server: RealApiSer
     subrequest = {"name": "s", **asked}
     first = {"name": "r", "firstAvailable": [subrequest]}
 
-    async def scenario(made: World) -> None:
+    async def scenario(made: Accounts) -> None:
         for template in (False, True):
             writes = [
                 claim_of("v1", exactly, template=template),
@@ -137,7 +137,7 @@ def test_every_version_of_the_api_is_held_to_tolerate_nothing(server: RealApiSer
 
 
 def test_no_class_brings_a_toleration_and_no_update_adds_one(server: RealApiServer) -> None:
-    async def scenario(made: World) -> None:
+    async def scenario(made: Accounts) -> None:
         spec = {"selectors": [], "config": [], "tolerations": [CATCH_ALL]}
         body = {
             "apiVersion": "resource.k8s.io/v1",
@@ -175,7 +175,7 @@ def test_the_largest_claims_are_judged_within_the_limits_of_cel(server: RealApiS
         write.body["spec"]["devices"]["requests"] = requests
         return write
 
-    async def scenario(made: World) -> None:
+    async def scenario(made: Accounts) -> None:
         assert await made.send(spec(sick[0])) == ""
         assert await made.send(spec(CATCH_ALL)) == NO_TOLERATION
 

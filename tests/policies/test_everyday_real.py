@@ -25,7 +25,7 @@ from policy_cases import (
     pod,
     slice_,
 )
-from policy_world import FENCE, World, create, settled, world
+from policy_world import FENCE, Accounts, create, settled, world
 from real_apiserver import RealApiServer, real_apiserver
 from structlog.testing import capture_logs
 
@@ -64,7 +64,7 @@ async def until(what: str, there: Callable[[], Awaitable[Any]]) -> Any:
 
 
 @contextlib.asynccontextmanager
-async def working(made: World, who: str, pod_name: str, seconds: int = 4) -> Any:
+async def working(made: Accounts, who: str, pod_name: str, seconds: int = 4) -> Any:
     """Run a controller with the token of a pod; yield when it works."""
     election = LeaderConfig(
         SYSTEM, LEASE, identity_of(pod_name), seconds, renew_deadline_seconds=seconds / 2, retry_seconds=0.5
@@ -81,7 +81,7 @@ async def working(made: World, who: str, pod_name: str, seconds: int = 4) -> Any
         await asyncio.wait({task})
 
 
-async def publish(made: World) -> None:
+async def publish(made: Accounts) -> None:
     """Write the inventory of a node as its agent does: with the agent's own credential."""
     uid = (await made.admin.get(NODES, NODE)).metadata.uid
     # gpu-0 is held by claims of the table.
@@ -95,7 +95,7 @@ async def publish(made: World) -> None:
     )
 
 
-async def ask(made: World, claim_name: str = CLAIM, pod_name: str = POD) -> None:
+async def ask(made: Accounts, claim_name: str = CLAIM, pod_name: str = POD) -> None:
     """Make a pod with a claim for one device."""
     request = {"name": "gpu", "exactly": {"deviceClassName": DEFAULT_DRIVER_NAME}}
     claim = {
@@ -111,7 +111,7 @@ async def ask(made: World, claim_name: str = CLAIM, pod_name: str = POD) -> None
     await create(made.admin, f"{CORE}/namespaces/{TENANT}/pods", body)
 
 
-async def make_ready(made: World) -> None:
+async def make_ready(made: Accounts) -> None:
     """Give the node what a kubelet would report, and take off the taint that it begins with."""
     taints: dict[str, Any] = {"spec": {"taints": None}}
     await made.admin._call("PATCH", f"{CORE}/nodes/{NODE}", body=taints, content_type=MERGE)
@@ -123,7 +123,7 @@ async def make_ready(made: World) -> None:
 
 
 def test_a_controller_with_its_own_account_publishes_allocates_and_labels(server: RealApiServer) -> None:
-    async def scenario(made: World) -> None:
+    async def scenario(made: Accounts) -> None:
         await make_ready(made)
         await publish(made)
         await ask(made)
@@ -142,7 +142,7 @@ def test_a_controller_with_its_own_account_publishes_allocates_and_labels(server
         async def spoken() -> bool:
             return any(e.reason == "Allocated" for e in (await made.admin.list(EVENTS, TENANT)).items)
 
-        async def told() -> bool:
+        async def reported() -> bool:
             found = shown_reason(await made.admin.get(PODS, LATE, TENANT))
             return found is not None and "allocated to 1 claim" in found.message
 
@@ -163,7 +163,7 @@ def test_a_controller_with_its_own_account_publishes_allocates_and_labels(server
         await ask(made, LATE, LATE)
         others = {"status": {"conditions": [{"type": "PodScheduled", "status": "False"}]}}
         await made.admin.merge_patch(PODS, LATE, others, TENANT, subresource="status")
-        await until("the reason", told)
+        await until("the reason", reported)
         # Without a pod that uses it, the claim is deallocated.
         await made.admin.delete(PODS, POD, TENANT, grace_period_seconds=0)
         await until("the deallocation", deallocated)
@@ -182,7 +182,7 @@ def test_a_controller_with_its_own_account_publishes_allocates_and_labels(server
     assert [e for e in logs if "is forbidden" in str(e) and FENCE not in str(e)] == []
 
 
-def run(server: RealApiServer, scenario: Callable[[World], Awaitable[None]]) -> None:
+def run(server: RealApiServer, scenario: Callable[[Accounts], Awaitable[None]]) -> None:
     async def main() -> None:
         async with await server.client() as admin, world(server.client, admin) as made:
             await settled(made, Write("", "standby", "POST", SLICES, slice_("s", DEFAULT_DRIVER_NAME), FENCE))
@@ -196,7 +196,7 @@ def run(server: RealApiServer, scenario: Callable[[World], Awaitable[None]]) -> 
 def test_a_new_leader_repeats_its_first_writes_until_the_api_server_knows_it(server: RealApiServer) -> None:
     """One after the other takes over; each is ready only when a write of it was accepted."""
 
-    async def scenario(made: World) -> None:
+    async def scenario(made: Accounts) -> None:
         for i in range(6):
             who, name = (("standby", STANDBY), ("controller", LEADER))[i % 2]
             async with working(made, who, name):
@@ -225,16 +225,16 @@ class Clock:
 
 
 def test_a_node_agent_speaks_about_its_node_and_its_pods_and_counts_repeats(server: RealApiServer) -> None:
-    async def scenario(made: World) -> None:
+    async def scenario(made: Accounts) -> None:
         clock = Clock()
         recorder = EventRecorder(made.clients["agent"], COMPONENT, clock)
         running = asyncio.create_task(recorder.run())
         nodes = {name: await made.admin.get(NODES, name) for name in (NODE, OTHER_NODE)}
-        told = await made.admin.get(PODS, "gated", TENANT)
+        reported = await made.admin.get(PODS, "gated", TENANT)
         for _ in range(2):
             for node in nodes.values():
                 recorder.event(NODES, node, "Warning", "DeviceUnhealthy", f"on {node.metadata.name}")
-            recorder.event(PODS, told, "Warning", "DeviceUnhealthy", "of a pod")
+            recorder.event(PODS, reported, "Warning", "DeviceUnhealthy", "of a pod")
             await recorder.drain()
             clock.time += 30
         running.cancel()

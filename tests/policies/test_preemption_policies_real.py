@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from policy_cases import CORE, MERGE, PODS, TENANT, Write, pod
-from policy_world import COLLECTIONS, FENCE, World, create, settled, world
+from policy_world import COLLECTIONS, FENCE, Accounts, create, settled, world
 from real_apiserver import RealApiServer, real_apiserver
 
 from dra_driver.sim.assets import deploy_directory
@@ -24,7 +24,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealApiServer]:
         yield started
 
 
-async def install(made: World) -> None:
+async def install(made: Accounts) -> None:
     """Add the rights and policies of preemption, and put the one that differs in its place."""
     for path in sorted((deploy_directory("optional") / "preemption").glob("*.yaml")):
         for body in yaml.safe_load_all(path.read_text(encoding="utf-8")):
@@ -52,7 +52,7 @@ def mark(reason: str, others: list[dict[str, Any]], refused: str = "") -> Write:
 
 
 def test_pods_are_evicted_by_version_and_deleted_after_they_were_marked(server: RealApiServer) -> None:
-    async def scenario(made: World) -> list[tuple[str, str, str]]:
+    async def scenario(made: Accounts) -> list[tuple[str, str, str]]:
         found: list[tuple[str, str, str]] = []
 
         async def expect(write: Write, *, dry_run: bool = True) -> None:

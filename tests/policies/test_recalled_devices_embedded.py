@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 from policy_cases import CLAIMS, MERGE, NODE, OTHER_NODE, SYSTEM, THEIRS, Write, allocation, result
-from policy_world import COLLECTIONS, FENCE, World, create, world
+from policy_world import COLLECTIONS, FENCE, Accounts, create, world
 
 from dra_driver.api.meta import DriverName, PoolName
 from dra_driver.api.names import DEFAULT_DRIVER_NAME, RECALLED_DEVICES
@@ -23,7 +23,7 @@ OURS = DriverName(DEFAULT_DRIVER_NAME)
 HERE = PoolID(OURS, PoolName(NODE))
 
 
-async def install(made: World) -> None:
+async def install(made: Accounts) -> None:
     """Add the rights, policies and objects of lending."""
     for path in sorted((deploy_directory("optional") / "lending").glob("*.yaml")):
         if path.name == "gating.yaml":
@@ -38,7 +38,7 @@ async def install(made: World) -> None:
                 await made.admin._call("PATCH", path_, body=body, content_type=MERGE)
 
 
-async def recall(made: World, recalls: Recalls) -> None:
+async def recall(made: Accounts, recalls: Recalls) -> None:
     path = f"{CONFIG_MAPS}/{RECALLED_DEVICES}"
     await made.clients["controller"]._call("PATCH", path, body={"data": recalls.data()}, content_type=MERGE)
 
@@ -48,7 +48,7 @@ def allocate(by: str, *devices: dict[str, Any], claim: str = "free") -> Write:
     return Write("allocates", by, "PATCH", f"{CLAIMS}/{claim}/status", status, "", MERGE)
 
 
-def run(tmp_path: Path, scenario: Callable[[World], Awaitable[None]]) -> None:
+def run(tmp_path: Path, scenario: Callable[[Accounts], Awaitable[None]]) -> None:
     async def main() -> None:
         async with ApiServer() as started:
 
@@ -69,7 +69,7 @@ def run(tmp_path: Path, scenario: Callable[[World], Awaitable[None]]) -> None:
 def test_a_recalled_device_is_refused_to_all_but_the_controller(tmp_path: Path) -> None:
     """``admin`` stands for kube-scheduler: an account that may write every claim."""
 
-    async def scenario(made: World) -> None:
+    async def scenario(made: Accounts) -> None:
         late = allocate("admin", result(OURS, NODE))
         assert await made.send(late) == ""
         recalls = Recalls().recall(HERE, ["gpu-0"])
@@ -94,7 +94,7 @@ def test_a_recalled_device_is_refused_to_all_but_the_controller(tmp_path: Path) 
 
 
 def test_what_is_allocated_already_stays_writable(tmp_path: Path) -> None:
-    async def scenario(made: World) -> None:
+    async def scenario(made: Accounts) -> None:
         recalls = Recalls().recall(HERE, ["gpu-0"])
         assert recalls is not None
         await recall(made, recalls)
@@ -108,7 +108,7 @@ def test_what_is_allocated_already_stays_writable(tmp_path: Path) -> None:
 
 
 def test_a_full_list_is_looked_through(tmp_path: Path) -> None:
-    async def scenario(made: World) -> None:
+    async def scenario(made: Accounts) -> None:
         pool = PoolID(OURS, PoolName("n" * 200))
         recalls = Recalls().recall(pool, (f"{'g' * 50}-{i}" for i in range(MAX_RECALLED - 1)))
         assert recalls is not None
@@ -125,7 +125,7 @@ def test_a_full_list_is_looked_through(tmp_path: Path) -> None:
 def test_without_the_object_and_with_an_empty_one_nobody_is_refused(tmp_path: Path) -> None:
     """It is looked for before it is known what is written: to deny would stop every driver of the cluster."""
 
-    async def scenario(made: World) -> None:
+    async def scenario(made: Accounts) -> None:
         assert await made.send(allocate("admin", result(OURS, NODE))) == ""
         await made.admin._call("DELETE", f"{CONFIG_MAPS}/{RECALLED_DEVICES}")
         assert await made.send(allocate("admin", result(OURS, NODE))) == ""
@@ -134,7 +134,7 @@ def test_without_the_object_and_with_an_empty_one_nobody_is_refused(tmp_path: Pa
 
 
 def test_only_the_leader_writes_what_is_recalled(tmp_path: Path) -> None:
-    async def scenario(made: World) -> None:
+    async def scenario(made: Accounts) -> None:
         path, body = f"{CONFIG_MAPS}/{RECALLED_DEVICES}", {"data": Recalls().data()}
         verdicts = {
             by: await made.send(Write("", by, "PATCH", path, body, "", MERGE))

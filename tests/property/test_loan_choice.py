@@ -47,7 +47,7 @@ def _root(rng: random.Random, *, lists: bool) -> str | list[str]:
     return rng.sample("abc", rng.choice([1, 2, 2, 3]))
 
 
-class World:
+class MixedCluster:
     """Two nodes with GPUs of ours, some cut into halves or taken or broken, and NICs of another driver.
 
     With ``lists`` the NICs are at several PCIe roots, and are to have one in common with the GPUs.
@@ -177,7 +177,7 @@ class World:
 def test_devices_are_lent_that_kube_scheduler_takes_wherever_there_are_any(batch: int, form: str) -> None:
     lent = none = 0
     for seed in range(25 * batch, 25 * batch + 25):
-        world = World(random.Random(seed), cut="cut" in form, lists="lists" in form)
+        world = MixedCluster(random.Random(seed), cut="cut" in form, lists="lists" in form)
         found = world.choose()
         if isinstance(found, LoanChoice):
             lent += 1
@@ -198,7 +198,7 @@ def test_devices_are_lent_that_kube_scheduler_takes_wherever_there_are_any(batch
 def test_what_is_lent_on_several_nodes_serves_on_each_of_them(cut: bool) -> None:
     several = 0
     for seed in range(40):
-        world = World(random.Random(seed), cut=cut)
+        world = MixedCluster(random.Random(seed), cut=cut)
         found = world.choices_of(3)
         if isinstance(found, NoLoan):
             continue
@@ -216,7 +216,7 @@ def test_what_is_lent_on_several_nodes_serves_on_each_of_them(cut: bool) -> None
 
 
 def test_lent_devices_lose_our_taint_alone() -> None:
-    world = World(random.Random(1), cut=False)
+    world = MixedCluster(random.Random(1), cut=False)
     world.slices[0]["spec"]["devices"][0]["taints"] = [PROTECTED, BROKEN]
     assert all(
         is_controller_taint(t) or t.key == "broken"
@@ -231,7 +231,7 @@ def test_lent_devices_lose_our_taint_alone() -> None:
 
 def test_nothing_is_lent_where_kube_scheduler_fails_on_counters_that_are_over_committed() -> None:
     """It takes no device of a pool with such a counter, whichever counters that device consumes."""
-    world = World(random.Random(0), cut=False)
+    world = MixedCluster(random.Random(0), cut=False)
 
     def part(name: str, counters: str, amount: int) -> dict[str, Any]:
         uses = [{"counterSet": counters, "counters": {"memory": {"value": str(amount)}}}]

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from neighbour_cases import WORLDS, World, random_worlds
+from neighbour_cases import WORLDS, NeighbourCase, random_worlds
 from node_room_cases import CLASSES
 from scheduling_world import SchedulingWorld, scheduling_world
 
@@ -62,7 +62,7 @@ MERGED = ("anti-match-label-keys", "anti-mismatch-label-keys")
 
 
 @pytest.mark.parametrize("world", [w for w in WORLDS if w.name not in MERGED], ids=lambda w: w.name)
-def test_a_pod_may_go_where_its_neighbours_let_it(world: World) -> None:
+def test_a_pod_may_go_where_its_neighbours_let_it(world: NeighbourCase) -> None:
     nodes = [codec.convert(Node, body) for body in world.nodes()]
     pods = [as_seen(body, f"{i}", ending=ending) for i, (body, ending) in enumerate(world.pods())]
     found = placement_of(nodes, pods, as_seen(world.pod(), "new"))
@@ -74,7 +74,7 @@ def test_a_pod_may_go_where_its_neighbours_let_it(world: World) -> None:
 # --- the real one -------------------------------------------------------------------------------------------
 
 
-async def set_up(world: SchedulingWorld, worlds: Iterable[World]) -> None:
+async def set_up(world: SchedulingWorld, worlds: Iterable[NeighbourCase]) -> None:
     for name, (value, policy) in CLASSES.items():
         await world.api.create(
             PRIORITY_CLASSES,
@@ -90,7 +90,7 @@ async def set_up(world: SchedulingWorld, worlds: Iterable[World]) -> None:
         await set_up_one(world, one)
 
 
-async def set_up_one(world: SchedulingWorld, one: World) -> None:
+async def set_up_one(world: SchedulingWorld, one: NeighbourCase) -> None:
     for namespace in (one.name, one.other):
         meta = {"metadata": {"name": namespace}}
         await world.api.create(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", **meta})
@@ -116,7 +116,7 @@ def is_answered(pod: Pod) -> bool:
     )
 
 
-def compare(world: World, ours: Placement, pod: Pod) -> None:
+def compare(world: NeighbourCase, ours: Placement, pod: Pod) -> None:
     """Compare nodes, victims and the reasons with their numbers."""
     node, nominated = pod.spec.node_name, pod.status.nominated_node_name
     told = f"{world}\nours: {ours}\ntheirs: {node!r}, {nominated!r}, {pod.status.conditions}"

@@ -5,32 +5,32 @@ from __future__ import annotations
 import attack_objects as objects
 from attack_api import Manifest
 from attack_objects import NUMA, UUID, alternatives, claim, exactly, one, pair, pod, requests
-from attack_world import TENANT, World, attack
+from attack_world import TENANT, AttackedCluster, attack
 
 _ATTRIBUTES = (NUMA, "resource.kubernetes.io/pcieRoot", f"{objects.DRIVER}/uuid", f"{objects.DRIVER}/model")
 
 
 @attack
-async def nothing(world: World) -> None:
+async def nothing(world: AttackedCluster) -> None:
     """Attack nothing: what honest pods and the controller need alone."""
     world.strike()
 
 
 @attack
-async def alternatives_alike(world: World) -> None:
+async def alternatives_alike(world: AttackedCluster) -> None:
     """Ask nine times for one of eight equal alternatives: 8^9 combinations, and no node has nine devices."""
     await world.submit(*one("alike", TENANT, alternatives(9)))
 
 
 @attack
-async def alternatives_by_uuid(world: World) -> None:
+async def alternatives_by_uuid(world: AttackedCluster) -> None:
     """Tell the alternatives apart by characters of the uuid, so that no two nodes look alike."""
     expressions = [f'{UUID}.charAt({4 + i}) != "~"' for i in range(8)]
     await world.submit(*one("by-uuid", TENANT, alternatives(9, expressions)))
 
 
 @attack
-async def alternatives_on_one_numa_node(world: World) -> None:
+async def alternatives_on_one_numa_node(world: AttackedCluster) -> None:
     """Ask for seven of eight alternatives on one NUMA node, which has four devices."""
     expressions = [f'{UUID}.charAt({4 + i}) != "~"' for i in range(8)]
     together = [{"matchAttribute": NUMA}]
@@ -38,7 +38,7 @@ async def alternatives_on_one_numa_node(world: World) -> None:
 
 
 @attack
-async def alternatives_that_never_fit(world: World) -> None:
+async def alternatives_that_never_fit(world: AttackedCluster) -> None:
     """Give each of 32 requests seven alternatives that no device has, before one that any device has."""
     never = [f'{UUID} == "no-{i}"' for i in range(7)]
     await world.submit(
@@ -47,7 +47,7 @@ async def alternatives_that_never_fit(world: World) -> None:
 
 
 @attack
-async def puzzle_of_matches(world: World) -> None:
+async def puzzle_of_matches(world: AttackedCluster) -> None:
     """Tie eight requests together in pairs and rings of matchAttribute, of which the last cannot hold."""
     ring = [
         {"requests": [f"r{i}", f"r{(i + 1) % 8}"], "matchAttribute": _ATTRIBUTES[i % 2]} for i in range(8)
@@ -58,7 +58,7 @@ async def puzzle_of_matches(world: World) -> None:
 
 
 @attack
-async def puzzle_of_distincts(world: World) -> None:
+async def puzzle_of_distincts(world: AttackedCluster) -> None:
     """Ask for eight devices that differ in the NUMA node, of which there are two: a pigeonhole."""
     spec = requests(*(exactly() for _ in range(8)), constraints=[{"distinctAttribute": NUMA}])
     both = requests(
@@ -73,7 +73,7 @@ async def puzzle_of_distincts(world: World) -> None:
 
 
 @attack
-async def huge_counts(world: World) -> None:
+async def huge_counts(world: AttackedCluster) -> None:
     """Ask for numbers of devices up to the largest that the API takes."""
     counts = (9, 32, 33, 1_000_000, 2**31, 2**63 - 1)
     made = [m for n in counts for m in one(f"count-{n}", TENANT, objects.devices(n))]
@@ -82,7 +82,7 @@ async def huge_counts(world: World) -> None:
 
 
 @attack
-async def all_devices(world: World) -> None:
+async def all_devices(world: AttackedCluster) -> None:
     """Ask for all devices, again and again in one claim, with selectors that leave one out."""
     left_out = requests(*(exactly(f'{UUID} != "{i}"', allocationMode="All") for i in range(16)))
     made = [m for k in range(10) for m in one(f"all-{k}", TENANT, left_out)]
@@ -90,7 +90,7 @@ async def all_devices(world: World) -> None:
 
 
 @attack
-async def honest_looking(world: World) -> None:
+async def honest_looking(world: AttackedCluster) -> None:
     """Let 20 pods ask for 8 GPUs of distinct uuids and a NIC beside one of them, on six nodes."""
     gpus = [exactly() for _ in range(8)]
     nic = exactly(deviceClassName=objects.NIC_CLASS)
@@ -107,7 +107,7 @@ async def honest_looking(world: World) -> None:
 
 
 @attack
-async def admin_access(world: World) -> None:
+async def admin_access(world: AttackedCluster) -> None:
     """Look at all devices with admin access, from a namespace that may."""
     await world.namespace("tenant-admin", **{"resource.kubernetes.io/admin-access": "true"})
     spec = requests(*(exactly(allocationMode="All", adminAccess=True) for _ in range(4)))
@@ -115,7 +115,7 @@ async def admin_access(world: World) -> None:
 
 
 @attack
-async def many_tolerations(world: World) -> None:
+async def many_tolerations(world: AttackedCluster) -> None:
     """Tolerate the same taint in thousands of ways, in claims and in pods."""
     tolerations = [{"key": f"k{i}", "operator": "Exists", "effect": "NoSchedule"} for i in range(16)]
     spec = requests(*(exactly(tolerations=tolerations) for _ in range(32)))
@@ -129,7 +129,7 @@ async def many_tolerations(world: World) -> None:
 
 
 @attack
-async def long_affinity(world: World) -> None:
+async def long_affinity(world: AttackedCluster) -> None:
     """Give pods node affinity with thousands of requirements, none of which helps to find a node."""
     made: list[Manifest] = []
     for i in range(10):
@@ -144,14 +144,14 @@ async def long_affinity(world: World) -> None:
 
 
 @attack
-async def one_claim_of_many_pods(world: World) -> None:
+async def one_claim_of_many_pods(world: AttackedCluster) -> None:
     """Let 300 pods use one claim that is hard to decide."""
     shared = claim("shared", TENANT, alternatives(9))
     await world.submit(shared, *(pod(f"user-{i}", TENANT, "shared") for i in range(300)))
 
 
 @attack
-async def many_claims_of_one_pod(world: World) -> None:
+async def many_claims_of_one_pod(world: AttackedCluster) -> None:
     """Let a pod use twelve claims of eight alternatives each."""
     expressions = [f'{UUID}.charAt({4 + i}) != "~"' for i in range(8)]
     specs = [alternatives(2, expressions) for _ in range(12)]
@@ -159,7 +159,7 @@ async def many_claims_of_one_pod(world: World) -> None:
 
 
 @attack
-async def long_configuration(world: World) -> None:
+async def long_configuration(world: AttackedCluster) -> None:
     """Bring the largest opaque parameters along, 32 in each claim."""
     opaque = {"driver": objects.DRIVER, "parameters": {"kind": "GpuConfig", "text": "x" * 9_000}}
     spec = requests(exactly(), config=[{"requests": ["r0"], "opaque": opaque} for _ in range(32)])
@@ -184,13 +184,13 @@ def _hard(number: int) -> Manifest:
 
 
 @attack
-async def hard_namespace(world: World) -> None:
+async def hard_namespace(world: AttackedCluster) -> None:
     """Write a hundred different hard claims into one namespace."""
     await world.submit(*(m for i in range(100) for m in one(f"hard-{i}", TENANT, _hard(i))))
 
 
 @attack
-async def hard_namespaces(world: World) -> None:
+async def hard_namespaces(world: AttackedCluster) -> None:
     """Write one hard claim into each of a hundred namespaces."""
     for i in range(100):
         await world.namespace(f"tenant-{i}")

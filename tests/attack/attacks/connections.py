@@ -9,7 +9,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from attack_objects import alternatives, one
-from attack_world import TENANT, World, attack
+from attack_world import TENANT, AttackedCluster, attack
 
 _CLIENT = ssl.create_default_context()
 _CLIENT.check_hostname = False
@@ -27,7 +27,7 @@ async def _forever() -> None:
     await asyncio.Event().wait()
 
 
-def _ports(world: World, which: str) -> list[int]:
+def _ports(world: AttackedCluster, which: str) -> list[int]:
     return [getattr(replica, which) for replica in world.controllers.replicas]
 
 
@@ -49,7 +49,9 @@ async def _open(port: int, first: bytes) -> socket.socket | None:
 
 
 @contextlib.asynccontextmanager
-async def _many(world: World, ports: list[int], number: int, first: bytes = b"") -> AsyncIterator[None]:
+async def _many(
+    world: AttackedCluster, ports: list[int], number: int, first: bytes = b""
+) -> AsyncIterator[None]:
     """Open connections to each port; close them at the end."""
     opened: list[socket.socket] = []
     waiting = iter([port for port in ports for _ in range(number)])
@@ -73,7 +75,7 @@ async def _many(world: World, ports: list[int], number: int, first: bytes = b"")
             made.close()
 
 
-async def _hold(world: World, which: str, number: int, first: bytes = b"") -> None:
+async def _hold(world: AttackedCluster, which: str, number: int, first: bytes = b"") -> None:
     """Open connections and keep them."""
     world.strike()
     async with _many(world, _ports(world, which), number, first):
@@ -81,32 +83,34 @@ async def _hold(world: World, which: str, number: int, first: bytes = b"") -> No
 
 
 @attack
-async def idle_connections_to_health(world: World) -> None:
+async def idle_connections_to_health(world: AttackedCluster) -> None:
     """Open 2,000 connections to each health port and say nothing."""
     await _hold(world, "health", 2_000)
 
 
 @attack
-async def half_sent_requests_to_health(world: World) -> None:
+async def half_sent_requests_to_health(world: AttackedCluster) -> None:
     """Begin 2,000 requests at each health port and never end their heads."""
     await _hold(world, "health", 2_000, _HALF)
 
 
 @attack
-async def idle_connections_to_webhooks(world: World) -> None:
+async def idle_connections_to_webhooks(world: AttackedCluster) -> None:
     """Open 2,500 connections to each webhook port without a handshake."""
     await _hold(world, "webhook", 2_500)
 
 
 @attack
-async def half_handshakes_with_webhooks(world: World) -> None:
+async def half_handshakes_with_webhooks(world: AttackedCluster) -> None:
     """Begin 2,500 handshakes at each webhook port and never go on."""
     hello = bytes.fromhex("16030100c8010000c40303") + b"x" * 60
     await _hold(world, "webhook", 2_500, hello)
 
 
 async def _encrypted(
-    world: World, number: int, talk: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+    world: AttackedCluster,
+    number: int,
+    talk: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
 ) -> None:
     """Open encrypted connections to each webhook port, and do something with each of them."""
     world.strike()
@@ -143,7 +147,7 @@ async def _quietly(talk: Awaitable[None]) -> None:
 
 
 @attack
-async def idle_encrypted_connections(world: World) -> None:
+async def idle_encrypted_connections(world: AttackedCluster) -> None:
     """Complete 500 handshakes at each webhook port and say nothing."""
 
     async def nothing(_reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None: ...
@@ -152,7 +156,7 @@ async def idle_encrypted_connections(world: World) -> None:
 
 
 @attack
-async def half_sent_reviews(world: World) -> None:
+async def half_sent_reviews(world: AttackedCluster) -> None:
     """Begin 300 reviews at each webhook port and never end their heads."""
 
     async def half(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -163,7 +167,7 @@ async def half_sent_reviews(world: World) -> None:
 
 
 @attack
-async def slow_reviews(world: World) -> None:
+async def slow_reviews(world: AttackedCluster) -> None:
     """Send the bodies of 200 reviews to each webhook port byte by byte."""
 
     async def slowly(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -177,7 +181,7 @@ async def slow_reviews(world: World) -> None:
 
 
 @attack
-async def large_reviews(world: World) -> None:
+async def large_reviews(world: AttackedCluster) -> None:
     """Send reviews of four megabytes, deeply nested, over eight connections to each webhook port."""
     nested = b'{"a":' * 40_000 + b"1" + b"}" * 40_000
 
@@ -197,19 +201,19 @@ async def large_reviews(world: World) -> None:
 
 
 @attack
-async def slow_readers_of_the_page(world: World) -> None:
+async def slow_readers_of_the_page(world: AttackedCluster) -> None:
     """Ask for the fleet and its changes over 200 connections to each page, and read nothing."""
     await _hold(world, "page", 200, b"GET /fleet/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
 
 
 @attack
-async def greedy_readers_of_the_page(world: World) -> None:
+async def greedy_readers_of_the_page(world: AttackedCluster) -> None:
     """Ask for the whole fleet again and again over ten connections to each page."""
     await _ask(world, "page", 10, b"GET /fleet HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", 2)
 
 
 @attack
-async def greedy_readers_of_plans(world: World) -> None:
+async def greedy_readers_of_plans(world: AttackedCluster) -> None:
     """Ask each page again and again for plans of ten pods whose claims are made to be hard."""
     names = [f"planned-{i}" for i in range(10)]
     await world.submit(*(m for name in names for m in one(name, TENANT, alternatives(9))))
@@ -220,12 +224,12 @@ async def greedy_readers_of_plans(world: World) -> None:
 
 
 @attack
-async def greedy_readers_of_metrics(world: World) -> None:
+async def greedy_readers_of_metrics(world: AttackedCluster) -> None:
     """Ask for metrics again and again over ten connections to each health port."""
     await _ask(world, "health", 10, b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", 5)
 
 
-async def _ask(world: World, which: str, number: int, request: bytes, per_second: float) -> None:
+async def _ask(world: AttackedCluster, which: str, number: int, request: bytes, per_second: float) -> None:
     """Ask at a rate over each of some connections, and read what comes."""
     world.strike()
     loop = asyncio.get_running_loop()
@@ -248,7 +252,7 @@ async def _ask(world: World, which: str, number: int, request: bytes, per_second
 
 
 @attack
-async def connections_come_and_go(world: World) -> None:
+async def connections_come_and_go(world: AttackedCluster) -> None:
     """Open and reset 200 connections a second at every port."""
     world.strike()
     ports = [p for which in ("health", "webhook", "page") for p in _ports(world, which)]
@@ -260,7 +264,7 @@ async def connections_come_and_go(world: World) -> None:
 
 
 @attack
-async def garbage(world: World) -> None:
+async def garbage(world: AttackedCluster) -> None:
     """Send what is no HTTP and no TLS to every port, and headers without an end."""
     world.strike()
     ports = [p for which in ("health", "webhook", "page") for p in _ports(world, which)]

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import attack_objects as objects
 from attack_api import Manifest
 from attack_objects import DRIVER, NUMA, RACK, UUID, exactly, one, selected
-from attack_world import TENANT, World, attack
+from attack_world import TENANT, AttackedCluster, attack
 from hypothesis import HealthCheck, Phase, given, seed, settings, target
 from hypothesis import strategies as st
 
@@ -177,26 +177,26 @@ def claims(number: int) -> list[Manifest]:
     return _seeded(number, _claims(), _CLAIMS, combinations)
 
 
-async def _selectors(world: World, number: int) -> None:
+async def _selectors(world: AttackedCluster, number: int) -> None:
     made = await asyncio.to_thread(selectors, number)
     world.notes.append(f"seed {number}: {len(made)} selectors")
     await world.submit(*(m for i, e in enumerate(made) for m in one(f"drawn-{i}", TENANT, selected(e))))
 
 
 @attack
-async def generated_selectors(world: World) -> None:
+async def generated_selectors(world: AttackedCluster) -> None:
     """Draw selectors within the estimate, and look for the most expensive ones."""
     await _selectors(world, world.seed)
 
 
 @attack
-async def more_generated_selectors(world: World) -> None:
+async def more_generated_selectors(world: AttackedCluster) -> None:
     """Draw selectors from another seed."""
     await _selectors(world, world.seed + 1_000_003)
 
 
 @attack
-async def generated_claims(world: World) -> None:
+async def generated_claims(world: AttackedCluster) -> None:
     """Draw claims: requests, alternatives, counts and constraints."""
     made = await asyncio.to_thread(claims, world.seed)
     world.notes.append(f"seed {world.seed}: {len(made)} claims")
@@ -204,7 +204,7 @@ async def generated_claims(world: World) -> None:
 
 
 @attack
-async def generated_gangs(world: World) -> None:
+async def generated_gangs(world: AttackedCluster) -> None:
     """Draw claims for the members of groups that are to share a rack or a host."""
     made = await asyncio.to_thread(claims, world.seed + 1)
     world.notes.append(f"seed {world.seed + 1}: {len(made)} members")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import attack_objects as objects
 from attack_api import Manifest
 from attack_objects import claim, exactly, member, one, pod, requests
-from attack_world import TENANT, World, attack
+from attack_world import TENANT, AttackedCluster, attack
 
 from dra_driver.api.names import GROUP_DOMAIN_ANNOTATION, TOPOLOGY_ANNOTATION
 
@@ -21,7 +21,7 @@ _UNICODE = (
 
 
 @attack
-async def longest_names(world: World) -> None:
+async def longest_names(world: AttackedCluster) -> None:
     """Give everything the longest name that it can have, so that every message is as long as it gets."""
     space = "n" * 63
     await world.namespace(space)
@@ -36,7 +36,7 @@ async def longest_names(world: World) -> None:
 
 
 @attack
-async def unicode_annotations(world: World) -> None:
+async def unicode_annotations(world: AttackedCluster) -> None:
     """Write annotations that we read in Unicode, with control characters and without an end."""
     made: list[Manifest] = []
     for i, text in enumerate(_UNICODE):
@@ -49,7 +49,7 @@ async def unicode_annotations(world: World) -> None:
 
 
 @attack
-async def long_topologies(world: World) -> None:
+async def long_topologies(world: AttackedCluster) -> None:
     """Ask for thousands of attributes in common in one annotation."""
     wanted = ",".join(f"required:attribute{i}" for i in range(8_000))
     liked = ",".join(["preferred:numaNode"] * 10_000)
@@ -63,7 +63,7 @@ async def long_topologies(world: World) -> None:
 
 
 @attack
-async def large_annotations(world: World) -> None:
+async def large_annotations(world: AttackedCluster) -> None:
     """Fill claims and pods up to what an object may have: 256 KiB of annotations each."""
     filling = {f"example.com/a{i}": "x" * 10_000 for i in range(25)}
     made: list[Manifest] = []
@@ -74,7 +74,7 @@ async def large_annotations(world: World) -> None:
 
 
 @attack
-async def many_labels(world: World) -> None:
+async def many_labels(world: AttackedCluster) -> None:
     """Give pods thousands of labels, and members of groups labels that differ in everything."""
     labels = {f"example.com/l{i}": f"v{i}" for i in range(3_000)}
     made: list[Manifest] = []
@@ -86,7 +86,7 @@ async def many_labels(world: World) -> None:
 
 
 @attack
-async def strange_quantities(world: World) -> None:
+async def strange_quantities(world: AttackedCluster) -> None:
     """Ask for amounts at the ends of what a quantity can say, and beyond."""
     amounts = (
         *("1e18", "9223372036854775807", "9223372036854775808", "8Ei", "99999999999Ei", "0.0000000001"),
@@ -109,7 +109,7 @@ async def strange_quantities(world: World) -> None:
 
 
 @attack
-async def many_gates(world: World) -> None:
+async def many_gates(world: AttackedCluster) -> None:
     """Gate pods by thousands of gates of others, and take them off one after the other."""
     made: list[Manifest] = []
     for i in range(20):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fleet_objects as fleet
 from attack_api import Manifest, path_of
 from attack_objects import DRIVER, inventory
-from attack_world import World, attack
+from attack_world import AttackedCluster, attack
 
 from dra_driver.ownership import slice_name
 
@@ -21,7 +21,7 @@ def _device(number: int, **facts: str) -> Manifest:
 
 
 @attack
-async def absurd_capacities(world: World) -> None:
+async def absurd_capacities(world: AttackedCluster) -> None:
     """Claim to have devices of 8Ei and more, of none, and of amounts that are no quantities."""
     amounts = ("8Ei", "9223372036854775807", "9" * 60, "1e999", "1e1000000", "-1", "0", "x", "1n", "0.1m")
     for i, amount in enumerate(amounts):
@@ -31,7 +31,7 @@ async def absurd_capacities(world: World) -> None:
 
 
 @attack
-async def most_attributes(world: World) -> None:
+async def most_attributes(world: AttackedCluster) -> None:
     """Describe 128 devices with as many attributes, and as long ones, as a device can have; on 8 nodes."""
     for n in range(8):
         found = []
@@ -44,7 +44,7 @@ async def most_attributes(world: World) -> None:
 
 
 @attack
-async def most_partitions(world: World) -> None:
+async def most_partitions(world: AttackedCluster) -> None:
     """Describe devices with 64 kinds of partition in 64 places each."""
     places = [{"start": i, "size": 1 + i % 8} for i in range(64)]
     kinds = [{"name": f"{i}g.10gb", "profileId": i, "placements": places} for i in range(64)]
@@ -54,7 +54,7 @@ async def most_partitions(world: World) -> None:
 
 
 @attack
-async def flapping_inventories(world: World) -> None:
+async def flapping_inventories(world: AttackedCluster) -> None:
     """Change the health of devices 100 times a second."""
     paths = [await world.node(f"liar-{n}", [_device(k) for k in range(8)]) for n in range(5)]
     world.strike()
@@ -65,7 +65,7 @@ async def flapping_inventories(world: World) -> None:
 
 
 @attack
-async def devices_come_and_go(world: World) -> None:
+async def devices_come_and_go(world: AttackedCluster) -> None:
     """Describe another number of devices 50 times a second, from none to 128."""
     paths = [await world.node(f"liar-{n}", [_device(0)]) for n in range(3)]
     world.strike()
@@ -75,7 +75,7 @@ async def devices_come_and_go(world: World) -> None:
 
 
 @attack
-async def epochs_that_jump(world: World) -> None:
+async def epochs_that_jump(world: AttackedCluster) -> None:
     """Register anew 50 times a second, with epochs that jump up to the largest number and down again."""
     paths = [await world.node(f"liar-{n}", [_device(k) for k in range(8)]) for n in range(5)]
     world.strike()
@@ -85,7 +85,7 @@ async def epochs_that_jump(world: World) -> None:
 
 
 @attack
-async def busy_and_idle(world: World) -> None:
+async def busy_and_idle(world: AttackedCluster) -> None:
     """Report devices as busy and idle in turn, 50 times a second, and ones that do not exist."""
     paths = [await world.node(f"liar-{n}", [_device(k) for k in range(8)]) for n in range(5)]
     world.strike()
@@ -96,7 +96,7 @@ async def busy_and_idle(world: World) -> None:
 
 
 @attack
-async def names_of_other_nodes(world: World) -> None:
+async def names_of_other_nodes(world: AttackedCluster) -> None:
     """Write inventories about honest nodes, nodes that do not exist, and drivers of others."""
     world.strike()
     world.foreign_inventories = True
@@ -114,7 +114,7 @@ async def names_of_other_nodes(world: World) -> None:
 
 
 @attack
-async def uuids_of_other_nodes(world: World) -> None:
+async def uuids_of_other_nodes(world: AttackedCluster) -> None:
     """Say the uuids of honest nodes' devices, and one uuid for all devices of a node."""
     honest = [o for o in await world.api.some("DeviceInventory", 20) if o["spec"]["driver"] == DRIVER][:10]
     for n, real in enumerate(honest):
@@ -125,7 +125,7 @@ async def uuids_of_other_nodes(world: World) -> None:
 
 
 @attack
-async def slices_deleted(world: World) -> None:
+async def slices_deleted(world: AttackedCluster) -> None:
     """Delete the slices of a node and ask for them again 20 times a second, as a kubelet in a loop would."""
     names = [f"liar-{n}" for n in range(4)]
     paths = [await world.node(name, [_device(k) for k in range(8)]) for name in names]
@@ -136,7 +136,7 @@ async def slices_deleted(world: World) -> None:
 
 
 @attack
-async def nodes_come_and_go(world: World) -> None:
+async def nodes_come_and_go(world: AttackedCluster) -> None:
     """Join and leave the cluster ten times a second."""
     world.strike()
     async for i in world.ticks(10):

@@ -11,17 +11,17 @@ from pathlib import Path
 import attack_objects as objects
 from attack_cluster import Replica, children, until
 from attack_objects import one
-from attack_world import TENANT, World, attack
+from attack_world import TENANT, AttackedCluster, attack
 
 
-async def _crowd(world: World, number: int = 150) -> None:
+async def _crowd(world: AttackedCluster, number: int = 150) -> None:
     """Give the controller something to do."""
     made = [m for i in range(number) for m in one(f"crowd-{i}", TENANT, objects.devices())]
     await world.create(m for m in made if m["kind"] != "Pod")
     await world.create(m for m in made if m["kind"] == "Pod")
 
 
-def _workers(world: World, leader: Replica) -> list[int]:
+def _workers(world: AttackedCluster, leader: Replica) -> list[int]:
     """Return the processes below a controller; that there is none is a problem: nothing is attacked."""
     found = children(leader.pid)
     if not found:
@@ -36,7 +36,7 @@ def _kill(pids: list[int], number: int) -> None:
 
 
 @attack
-async def worker_killed(world: World) -> None:
+async def worker_killed(world: AttackedCluster) -> None:
     """Kill every process below the leading controller, while it decides."""
     leader = await world.controllers.leader()
     await _crowd(world)
@@ -46,7 +46,7 @@ async def worker_killed(world: World) -> None:
 
 
 @attack
-async def worker_killed_again_and_again(world: World) -> None:
+async def worker_killed_again_and_again(world: AttackedCluster) -> None:
     """Kill every process below the leading controller every two seconds."""
     leader = await world.controllers.leader()
     _workers(world, leader)
@@ -56,7 +56,7 @@ async def worker_killed_again_and_again(world: World) -> None:
 
 
 @attack
-async def worker_stopped(world: World) -> None:
+async def worker_stopped(world: AttackedCluster) -> None:
     """Stop every process below the leading controller: it lives, and answers nothing."""
     leader = await world.controllers.leader()
     await _crowd(world)
@@ -70,7 +70,7 @@ async def worker_stopped(world: World) -> None:
 
 
 @attack
-async def worker_stutters(world: World) -> None:
+async def worker_stutters(world: AttackedCluster) -> None:
     """Stop and resume every process below the leading controller, a fifth of a second each."""
     leader = await world.controllers.leader()
     _workers(world, leader)
@@ -85,7 +85,7 @@ async def worker_stutters(world: World) -> None:
 
 
 @attack
-async def worker_overwhelmed(world: World) -> None:
+async def worker_overwhelmed(world: AttackedCluster) -> None:
     """Take away the worker's time: many hard claims at once, while its processes are stopped for a moment."""
     leader = await world.controllers.leader()
     found = _workers(world, leader)
@@ -98,7 +98,7 @@ async def worker_overwhelmed(world: World) -> None:
 
 
 @attack
-async def standby_stopped(world: World) -> None:
+async def standby_stopped(world: AttackedCluster) -> None:
     """Stop the replica that stands by."""
     leader = await world.controllers.leader()
     other = next(r for r in world.controllers.replicas if r is not leader)
@@ -112,7 +112,7 @@ async def standby_stopped(world: World) -> None:
 
 
 @attack
-async def leader_stopped_for_a_moment(world: World) -> None:
+async def leader_stopped_for_a_moment(world: AttackedCluster) -> None:
     """Stop the leader for three seconds, three times: it keeps the lease and goes on."""
     leader = await world.controllers.leader()
     for i in range(3):
@@ -128,7 +128,7 @@ async def leader_stopped_for_a_moment(world: World) -> None:
     world.strike()
 
 
-async def _next_leader(world: World, stopped: int) -> None:
+async def _next_leader(world: AttackedCluster, stopped: int) -> None:
     """Wait for a leader that is another process: the honest pods that come then are what counts."""
     await world.controllers.leader(after=stopped)
     world.measure_from_strike = True
@@ -136,7 +136,7 @@ async def _next_leader(world: World, stopped: int) -> None:
     await asyncio.sleep(0.5)
 
 
-async def _ends(world: World, stopped: Replica, began: int) -> None:
+async def _ends(world: AttackedCluster, stopped: Replica, began: int) -> None:
     """Resume a leader that was stopped, and wait for its end: it must neither lead nor write any more."""
     stopped.signal(signal.SIGCONT)
     try:
@@ -146,7 +146,7 @@ async def _ends(world: World, stopped: Replica, began: int) -> None:
 
 
 @attack
-async def leader_stopped(world: World) -> None:
+async def leader_stopped(world: AttackedCluster) -> None:
     """Stop the leader in the middle of its work, and let it run again when the next one leads."""
     leader = await world.controllers.leader()
     began, pid = leader.began, leader.pid
@@ -159,7 +159,7 @@ async def leader_stopped(world: World) -> None:
 
 
 @attack
-async def leader_and_worker_stopped(world: World) -> None:
+async def leader_and_worker_stopped(world: AttackedCluster) -> None:
     """Stop the leader and every process below it, and let first the one, then the others run again."""
     leader = await world.controllers.leader()
     began, pid, below = leader.began, leader.pid, children(leader.pid)
@@ -174,7 +174,7 @@ async def leader_and_worker_stopped(world: World) -> None:
 
 
 @attack
-async def leader_killed(world: World) -> None:
+async def leader_killed(world: AttackedCluster) -> None:
     """Kill the leader in the middle of its work; what is left of it must not hold up the next one."""
     leader = await world.controllers.leader()
     pid, below = leader.pid, children(leader.pid)
@@ -188,7 +188,7 @@ async def leader_killed(world: World) -> None:
 
 
 @attack
-async def leader_told_to_end(world: World) -> None:
+async def leader_told_to_end(world: AttackedCluster) -> None:
     """End the leader as an update does, while pods come."""
     leader = await world.controllers.leader()
     pid = leader.pid

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from attack_objects import DRIVER, UUID, exactly, one, requests, selected
-from attack_world import TENANT, World, attack
+from attack_world import TENANT, AttackedCluster, attack
 from hostile_selectors import HOSTILE
 
 from dra_driver.cel import validate_selector
@@ -13,14 +13,14 @@ from dra_driver.cel import validate_selector
 _MOST = 10_000  # bytes of a selector, a little below the limit
 
 
-async def _submit(world: World, name: str, expressions: Iterable[str]) -> None:
+async def _submit(world: AttackedCluster, name: str, expressions: Iterable[str]) -> None:
     await world.submit(
         *(m for i, e in enumerate(expressions) for m in one(f"{name}-{i}", TENANT, selected(e)))
     )
 
 
 @attack
-async def pattern_expansion(world: World) -> None:
+async def pattern_expansion(world: AttackedCluster) -> None:
     """Write regular expressions whose repeats make large programs, on a text of three parts."""
     part = "(x+x+)+[a-z0-9]{1,40}(.?){30}"
     texts = [f"({UUID} + {UUID} + {UUID}).matches('{part * k}y')" for k in (10, 20, 30, 40, 120)]
@@ -29,7 +29,7 @@ async def pattern_expansion(world: World) -> None:
 
 
 @attack
-async def chained_replace(world: World) -> None:
+async def chained_replace(world: AttackedCluster) -> None:
     """Let a text grow ninefold with every call."""
     step, leap = """.replace('', 'xxxxxxxx')""", f""".replace('', '{"y" * 60}')"""
     texts = [f"{UUID}{step * k} == ''" for k in (4, 5, 6, 8)]
@@ -38,7 +38,7 @@ async def chained_replace(world: World) -> None:
 
 
 @attack
-async def list_blow_up(world: World) -> None:
+async def list_blow_up(world: AttackedCluster) -> None:
     """Double lists and texts by binding a name to twice the value before."""
     doubled = "cel.bind(a0, [1, 2, 3], "
     for i in range(24):
@@ -50,7 +50,7 @@ async def list_blow_up(world: World) -> None:
 
 
 @attack
-async def format_of_texts(world: World) -> None:
+async def format_of_texts(world: AttackedCluster) -> None:
     """Make texts of lists in lists by format."""
     values, places = ", ".join(["device.driver"] * 100), "%s" * 100
     texts = [f'"{places}".format([{values}]) == ""', '"%s".format([lists.range(100000)]) == ""']
@@ -58,7 +58,7 @@ async def format_of_texts(world: World) -> None:
 
 
 @attack
-async def nested_comprehensions(world: World) -> None:
+async def nested_comprehensions(world: AttackedCluster) -> None:
     """Nest five loops over lists that the selector brings along: 100,000 rounds for each device."""
     ten = "[1,2,3,4,5,6,7,8,9,10]"
     loops = "".join(f"{ten}.all({v}, " for v in "abcde")
@@ -68,7 +68,7 @@ async def nested_comprehensions(world: World) -> None:
 
 
 @attack
-async def distinct_selectors(world: World) -> None:
+async def distinct_selectors(world: AttackedCluster) -> None:
     """Write 4,096 selectors that differ: whatever is kept for each of them is kept 4,096 times."""
     made = []
     for i in range(128):
@@ -78,7 +78,7 @@ async def distinct_selectors(world: World) -> None:
 
 
 @attack
-async def longest_selectors(world: World) -> None:
+async def longest_selectors(world: AttackedCluster) -> None:
     """Write selectors of ten kilobytes."""
     term = f'{UUID} == "x" || '
     terms = term * ((_MOST - 10) // len(term)) + "false"
@@ -88,7 +88,7 @@ async def longest_selectors(world: World) -> None:
 
 
 @attack
-async def deep_nesting(world: World) -> None:
+async def deep_nesting(world: AttackedCluster) -> None:
     """Nest brackets, lists, negations and conditions as deep as they are taken."""
     texts: list[str] = []
     for depth in (50, 200, 240, 500, 2000):
@@ -101,7 +101,7 @@ async def deep_nesting(world: World) -> None:
 
 
 @attack
-async def characters_of_the_uuid(world: World) -> None:
+async def characters_of_the_uuid(world: AttackedCluster) -> None:
     """Ask for single characters of the uuid, so that every device has to be looked at for itself."""
     made = []
     for i in range(20):
@@ -111,7 +111,7 @@ async def characters_of_the_uuid(world: World) -> None:
 
 
 @attack
-async def selectors_that_fail(world: World) -> None:
+async def selectors_that_fail(world: AttackedCluster) -> None:
     """Let every evaluation end in an error, after some work: attributes that are not there, wrong types."""
     absent = f'device.attributes["{DRIVER}"].absent == "x"'
     wrong = f'device.attributes["none.example.com"].a.b == 1 || {UUID} == "x"'
@@ -121,13 +121,13 @@ async def selectors_that_fail(world: World) -> None:
 
 
 @attack
-async def known_hostile_selectors(world: World) -> None:
+async def known_hostile_selectors(world: AttackedCluster) -> None:
     """Write every selector of the collection of hostile ones that the API takes."""
     await _submit(world, "known", [e for e in HOSTILE.values() if not validate_selector(e)])
 
 
 @attack
-async def selectors_beside_each_other(world: World) -> None:
+async def selectors_beside_each_other(world: AttackedCluster) -> None:
     """Write 32 requests with 32 selectors each, every one of them with a regular expression of its own."""
     made = []
     for i in range(2):

@@ -8,10 +8,10 @@ import attack_objects as objects
 import fleet_objects as fleet
 from attack_api import Manifest, path_of
 from attack_objects import RACK, UUID, claim, exactly, one, pod, requests
-from attack_world import TENANT, World, attack
+from attack_world import TENANT, AttackedCluster, attack
 
 
-async def _come_and_go(world: World, per_second: float, made: list[list[Manifest]]) -> None:
+async def _come_and_go(world: AttackedCluster, per_second: float, made: list[list[Manifest]]) -> None:
     """Create the sets of objects in turn, and delete each one when half of the others have come."""
     world.strike()
     behind = len(made) // 2
@@ -27,13 +27,13 @@ async def _come_and_go(world: World, per_second: float, made: list[list[Manifest
 
 
 @attack
-async def pods_come_and_go(world: World) -> None:
+async def pods_come_and_go(world: AttackedCluster) -> None:
     """Create pods that take a device, and delete them right after: every freed device has all looked at."""
     await _come_and_go(world, 25, [one(f"churn-{i}", TENANT, objects.devices(1 + i % 4)) for i in range(40)])
 
 
 @attack
-async def hard_pods_come_and_go(world: World) -> None:
+async def hard_pods_come_and_go(world: AttackedCluster) -> None:
     """Create pods with claims that are new and hard each time, so that nothing that is known helps."""
     made = []
     for i in range(400):
@@ -43,21 +43,21 @@ async def hard_pods_come_and_go(world: World) -> None:
 
 
 @attack
-async def claims_come_and_go(world: World) -> None:
+async def claims_come_and_go(world: AttackedCluster) -> None:
     """Create and delete claims that no pod uses."""
     made = [[claim(f"idle-{i}", TENANT, objects.devices())] for i in range(80)]
     await _come_and_go(world, 40, made)
 
 
 @attack
-async def pods_without_claims(world: World) -> None:
+async def pods_without_claims(world: AttackedCluster) -> None:
     """Create pods that are none of our business, by the hundred."""
     made = [[pod(f"other-{i}", TENANT)] for i in range(400)]
     await _come_and_go(world, 60, made)
 
 
 @attack
-async def waiting_pods(world: World) -> None:
+async def waiting_pods(world: AttackedCluster) -> None:
     """Let 1,000 pods wait for what does not exist, in 200 forms, while devices become free all the time."""
     made: list[Manifest] = []
     for i in range(1000):
@@ -67,7 +67,7 @@ async def waiting_pods(world: World) -> None:
 
 
 @attack
-async def own_claims_rewritten(world: World) -> None:
+async def own_claims_rewritten(world: AttackedCluster) -> None:
     """Write to claims and pods of one's own so often that every write of the controller conflicts."""
     made = [one(f"mine-{i}", TENANT, objects.devices(1 + i % 8)) for i in range(12)]
     await world.submit(*(m for pair in made for m in pair))
@@ -77,7 +77,7 @@ async def own_claims_rewritten(world: World) -> None:
 
 
 @attack
-async def every_claim_rewritten(world: World) -> None:
+async def every_claim_rewritten(world: AttackedCluster) -> None:
     """Write to every claim of the cluster right after each of the first two changes, honest ones included."""
     world.strike()
     _, page = await world.api.call("GET", "/apis/resource.k8s.io/v1/resourceclaims?limit=1")
@@ -94,7 +94,7 @@ async def every_claim_rewritten(world: World) -> None:
 
 
 @attack
-async def nodes_report(world: World) -> None:
+async def nodes_report(world: AttackedCluster) -> None:
     """Let the kubelets report, all at once: 100 changes of Nodes a second."""
     world.strike()
     nodes = [n["metadata"]["name"] for n in await world.api.some("Node", 500)]
@@ -106,7 +106,7 @@ async def nodes_report(world: World) -> None:
 
 
 @attack
-async def labels_of_nodes_change(world: World) -> None:
+async def labels_of_nodes_change(world: AttackedCluster) -> None:
     """Change the label that groups ask for, 20 times a second, while groups wait."""
     members = [m for i in range(33) for m in objects.member(f"rack-{i}", TENANT, "rack", 33, RACK)]
     nodes = [fleet.node_name(i) for i in range(min(objects.IN_RACKS, world.nodes))]

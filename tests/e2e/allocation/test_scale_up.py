@@ -87,11 +87,11 @@ def test_a_pod_for_nodes_that_are_not_there_is_reported_as_unschedulable(
         await eventually("kube-scheduler to report the pod", reported)
         assert not (await get(cluster, "a")).spec.scheduling_gates
 
-        async def told() -> bool:
+        async def explained() -> bool:
             condition = waiting_condition(await get(cluster, "a"))
             return condition is not None and condition.get("reason") == "WaitingForScaleUp"
 
-        await eventually("the condition to say so", told)
+        await eventually("the condition to say so", explained)
         overview = await status.look(cluster.api, [DEFAULT_DRIVER_NAME])
         (row,) = [row for row in overview.waiting if row.claim == f"{NAMESPACE}/a"]
         assert "a node to be added" in row.reason

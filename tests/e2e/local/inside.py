@@ -68,9 +68,9 @@ def work(command: Sequence[str], settings: dict[str, object]) -> int:
     code = 1
     try:
         cluster.start(str(settings["gpus"]))
-        say(f"node {node.name} is ready after {time.monotonic() - started:.0f} s")
+        report(f"node {node.name} is ready after {time.monotonic() - started:.0f} s")
         cluster.install()
-        say(f"driver installed after {time.monotonic() - started:.0f} s")
+        report(f"driver installed after {time.monotonic() - started:.0f} s")
         control = root / "control.sock"
         Control(cluster, control)
         environment = {
@@ -84,14 +84,14 @@ def work(command: Sequence[str], settings: dict[str, object]) -> int:
             environment["E2E_TEST_DRIVER"] = str(binaries[TEST_DRIVER])
         code = subprocess.run(command, env=environment).returncode
         if dead := cluster.processes.dead():
-            say(f"ended during the run: {', '.join(dead)}")
+            report(f"ended during the run: {', '.join(dead)}")
             code = code or 1
     except NotUpError as e:
-        say(str(e))
+        report(str(e))
     finally:
         if code:
             cluster.keep_logs(logs)
-            say(f"failed; the logs are in {logs}")
+            report(f"failed; the logs are in {logs}")
         cluster.stop()
     return code
 
@@ -101,7 +101,7 @@ def _mapping(value: object) -> dict[str, str]:
     return value
 
 
-def say(text: str) -> None:
+def report(text: str) -> None:
     """A line of the harness itself."""
     print(f"local cluster: {text}", file=sys.stderr, flush=True)
 

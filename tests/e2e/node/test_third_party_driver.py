@@ -112,7 +112,7 @@ def test_a_device_that_needs_long_gets_ready_and_is_given_back(
     async def uid(name: str) -> str:
         return str((await api.get(RESOURCE_CLAIMS, name, NAMESPACE)).metadata.uid)
 
-    async def told(name: str) -> list[str]:
+    async def reported(name: str) -> list[str]:
         found = (await api.list(EVENTS, NAMESPACE)).items
         return [e.message for e in found if e.involved_object.name == name]
 
@@ -126,7 +126,7 @@ def test_a_device_that_needs_long_gets_ready_and_is_given_back(
         await examples.apply(api, [claim("a", exactly), pod("a", "a"), claim("b", exactly), pod("b", "b")])
 
         async def preparing() -> bool:
-            return all([any("still prepares it" in text for text in await told(name)) for name in "ab"])
+            return all([any("still prepares it" in text for text in await reported(name)) for name in "ab"])
 
         await eventually("the kubelet to be told that both are still being prepared", preparing)
         assert time.monotonic() - began < SECONDS + 60

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 from allocator_world import snapshot
-from brute_force import Best, Wish, World, best_answer, random_pod, random_world
+from brute_force import Best, SmallCluster, Wish, best_answer, random_pod, random_world
 from builders import DRIVER
 from examples import share
 
@@ -17,7 +17,7 @@ from dra_driver.structured import Allocated, AllocatedState, DeviceID, DoesNotFi
 _PODS_PER_CLUSTER = 10
 
 
-def answered(world: World, pod: Sequence[Wish], outcome: Outcome) -> Best | None:
+def answered(world: SmallCluster, pod: Sequence[Wish], outcome: Outcome) -> Best | None:
     """What the allocator's answer is worth."""
     if isinstance(outcome, DoesNotFit):
         return None

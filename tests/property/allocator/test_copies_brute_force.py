@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dra_driver.structured import Allocated, AllocatedState, DeviceID, Snapshot, allocate, count_copies
 
 
-def snapshot_of(world: brute_force.World) -> Snapshot:
+def snapshot_of(world: brute_force.SmallCluster) -> Snapshot:
     """The cluster, with the devices that are taken."""
     slices = world.slices
     made = world_of.snapshot(slices)

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 from allocator_world import Checker, node, snapshot
-from brute_force import MODELS, Wish, World, fewest_nodes, random_group, random_world, within
+from brute_force import MODELS, SmallCluster, Wish, fewest_nodes, random_group, random_world, within
 from builders import DRIVER
 from examples import share
 
@@ -28,7 +28,7 @@ from dra_driver.structured import (
 _GROUPS_PER_CLUSTER = 5
 
 
-def cluster(world: World, racks: dict[str, str]) -> Snapshot:
+def cluster(world: SmallCluster, racks: dict[str, str]) -> Snapshot:
     """The cluster with its racks, and what others hold."""
     held = [(DeviceID(DRIVER, PoolName(t.node), t.name), "default/holder") for t in world.taken]
     nodes = [node(name, rack=rack) for name, rack in racks.items()]
@@ -36,7 +36,9 @@ def cluster(world: World, racks: dict[str, str]) -> Snapshot:
     return now.with_allocated(AllocatedState().with_devices(held))
 
 
-def wrong_with(world: World, members: Sequence[Sequence[ResourceClaim]], found: GroupAllocated) -> list[str]:
+def wrong_with(
+    world: SmallCluster, members: Sequence[Sequence[ResourceClaim]], found: GroupAllocated
+) -> list[str]:
     """Everything that is wrong with an answer, if nothing else were allocated."""
     wrong: list[str] = []
     for name in found.nodes:
@@ -58,7 +60,7 @@ class Case:
         least: number of members that must fit.
     """
 
-    world: World
+    world: SmallCluster
     racks: dict[str, str]
     group: Sequence[Sequence[Wish]]
     level: str
@@ -75,7 +77,7 @@ class Case:
             case _:
                 return []
 
-    def domains(self) -> list[World]:
+    def domains(self) -> list[SmallCluster]:
         """The parts of the cluster of which one has to hold the group."""
         nodes = self.world.nodes
         match self.level:

@@ -17,7 +17,7 @@ ROOT, RAIL = "resource.kubernetes.io/pcieRoot", "gpu.example.com/rail"
 Values = frozenset[object]
 
 
-class World:
+class FewNodes:
     """A few nodes; which device has which values, and a claim for devices with common or different ones."""
 
     def __init__(self, random: Random) -> None:
@@ -80,7 +80,7 @@ class World:
 def test_devices_with_common_or_different_values_are_found_where_there_are_any(batch: int) -> None:
     found = none = taken = 0
     for seed in range(60 * batch, 60 * batch + 60):
-        world = World(Random(seed))
+        world = FewNodes(Random(seed))
         expected = world.fits()
         for strategy in Strategy:
             outcome = allocate(world.snapshot, [world.claim], strategy=strategy)

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from neighbour_cases import World, random_worlds
+from neighbour_cases import NeighbourCase, random_worlds
 from node_room_cases import CLASSES
 
 from controller.allocate.decide.nodes.node_usage import NodeUsage
@@ -30,7 +30,7 @@ def pod_of(body: dict[str, Any], uid: str, *, ending: bool = False) -> Pod:
 class Cluster:
     """Some nodes with pods that come and go, and what we say of them."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: NeighbourCase) -> None:
         self.nodes: Objects[Node] = Objects()
         self.usage = NodeUsage()
         self.placements = Placements(self.nodes, self.usage)
@@ -90,5 +90,5 @@ def test_what_is_kept_is_what_would_be_counted_anew(seed: int) -> None:
             assert found.rejected[reason] == sum(r == reason for n, r in closed.items() if n not in tainted)
 
 
-def _renamed(world: World, first: World) -> World:
-    return World(first.name, first.zones, world.residents, world.labels, world.spec)
+def _renamed(world: NeighbourCase, first: NeighbourCase) -> NeighbourCase:
+    return NeighbourCase(first.name, first.zones, world.residents, world.labels, world.spec)

@@ -86,7 +86,7 @@ class MortalClient(DelegatingClient):
         task.add_done_callback(self._tasks.discard)
 
 
-class World:
+class SimulatedCluster:
     """The objects, and what users do."""
 
     def __init__(self, rng: random.Random) -> None:
@@ -151,7 +151,7 @@ def bound(cluster: FakeClient) -> set[str]:
     return {p.metadata.name for p in cluster.all(PODS) if p.spec.node_name}
 
 
-async def lives(world: World, writes: int | None, seconds: float) -> None:
+async def lives(world: SimulatedCluster, writes: int | None, seconds: float) -> None:
     """Let a controller work until it ends by itself, or for some time."""
     client = MortalClient(world.cluster, world.rng, writes)
     settings = ControllerConfig(
@@ -169,7 +169,7 @@ async def lives(world: World, writes: int | None, seconds: float) -> None:
 
 async def play(seed: int) -> None:
     rng = random.Random(seed)
-    world = World(rng)
+    world = SimulatedCluster(rng)
     slow = SlowScheduler(world.cluster, rng)
     slow.longest = rng.choice([0.0, 0.1, 0.5, 1.5])
     scheduler = Scheduler(slow, backoff=rng.choice([0.1, 1.0]))

@@ -18,7 +18,7 @@ from builders import NAMESPACE
 from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lending_world import INVENTORY, NODE, POOL, Process, World, process, world_of
+from lending_world import INVENTORY, NODE, POOL, LendingCluster, Process, process, world_of
 
 from dra_driver.api import codec
 from dra_driver.api.meta import ObjectKey
@@ -38,7 +38,7 @@ LAG = 4.0
 class LateClient(DelegatingClient):
     """Writes arrive late, also those of a process that is dead by then; some are not answered."""
 
-    def __init__(self, world: World, chance: random.Random) -> None:
+    def __init__(self, world: LendingCluster, chance: random.Random) -> None:
         super().__init__(world.cluster)
         self._chance = chance
         self.under_way: set[asyncio.Task[object]] = set()

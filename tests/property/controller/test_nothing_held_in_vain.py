@@ -38,7 +38,7 @@ NOT_HERE = "0/2 nodes are available: 1 Too many pods, 1 resourceclaim not availa
 MISSING = "0/2 nodes are available: 1 Too many pods, 1 cannot allocate all claims."
 
 
-class World:
+class SimulatedCluster:
     def __init__(self, rng: random.Random) -> None:
         self.rng, self.made, self.faulty = rng, 0, True
         self.cluster = cluster = FakeClient()
@@ -142,7 +142,7 @@ class World:
 
 async def play(seed: int) -> None:
     rng = random.Random(seed)
-    world = World(rng)
+    world = SimulatedCluster(rng)
     loop = asyncio.get_running_loop()
 
     def start() -> asyncio.Task[None]:

@@ -40,7 +40,7 @@ NEAR = {
 }
 
 
-class World:
+class SimulatedCluster:
     """Four nodes with two GPUs each; kube-scheduler writes some of its decisions late."""
 
     def __init__(self, seed: int) -> None:
@@ -125,7 +125,7 @@ class World:
     ("seed", "steps"), [(0, 12), *(pytest.param(seed, 40, marks=pytest.mark.long) for seed in range(100))]
 )
 def test_no_device_is_allocated_twice_and_every_loan_ends(seed: int, steps: int) -> None:
-    world = World(seed)
+    world = SimulatedCluster(seed)
 
     async def main() -> None:
         async with asyncio.timeout(30_000):
@@ -148,7 +148,7 @@ def test_no_device_is_allocated_twice_and_every_loan_ends(seed: int, steps: int)
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 40))])
 def test_every_pod_that_fits_somewhere_is_served_in_the_end(seed: int) -> None:
     """Pods that came back, loans in vain and our own choice take turns: none of them goes on for ever."""
-    world = World(seed)
+    world = SimulatedCluster(seed)
     rng, cluster = world.rng, world.cluster
     for i in range(8):
         claim(cluster, f"p{i}")

@@ -41,7 +41,7 @@ CPUS = 64
 QUICK = Timings(avoid=0.2, longest_avoid=0.6, unused=0.3)
 
 
-class World:
+class SimulatedCluster:
     """The objects, and what users do."""
 
     def __init__(self, rng: random.Random) -> None:
@@ -174,7 +174,7 @@ def _cpus(pod: Pod) -> int:
 class Cast:
     """A controller and a kube-scheduler that end and start again."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: SimulatedCluster) -> None:
         self._world = world
         self._slow = SlowScheduler(world.cluster, world.rng)
         self._slow.longest = world.rng.choice([0.0, 0.02, 0.1, 0.5])
@@ -207,7 +207,7 @@ class Cast:
 
 async def play(seed: int) -> None:
     rng = random.Random(seed)
-    world = World(rng)
+    world = SimulatedCluster(rng)
     cast = Cast(world)
     loop = asyncio.get_running_loop()
     end = loop.time() + rng.uniform(3, 10)
@@ -243,7 +243,7 @@ def test_pods_that_share_claims_come_to_rest_with_all_that_fits(seed: int) -> No
 
 def test_no_claim_is_allocated_again_and_again_beside_a_pod_that_fits_nowhere() -> None:
     async def scenario() -> None:
-        world = World(random.Random(0))
+        world = SimulatedCluster(random.Random(0))
         cluster = world.cluster
         cluster.put(RESOURCE_CLAIMS, builders.claim("shared"))
         cluster.put(RESOURCE_CLAIMS, builders.claim("impossible", builders.request(count=5)))

@@ -32,7 +32,7 @@ ANSWERS = {"dra-driver devices", "dra-driver explain", "dra-driver cdi", "kubect
 
 
 @dataclass(frozen=True)
-class Place:
+class ReaderFolder:
     """A folder as the pages expect it, and the environment of commands there."""
 
     folder: Path
@@ -46,18 +46,18 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReaderFolder]:
     requires_kubectl()
     folder = reader_folder(tmp_path_factory.mktemp("reader"), PROGRAMS)
     kubeconfig = folder / "kubeconfig"
     environment = {**os.environ, "KUBECONFIG": str(kubeconfig), "PATH": f"{PROGRAMS}:{os.environ['PATH']}"}
-    made = Place(folder, environment)
+    made = ReaderFolder(folder, environment)
     with kept_demo(PROGRAMS, kubeconfig, "--nodes", "1"):
         prepare(made)
         yield made
 
 
-def prepare(place: Place) -> None:
+def prepare(place: ReaderFolder) -> None:
     """Lay the files that the pages name."""
     shutil.copy(PROJECT / "deploy/examples/15-gang/gang.yaml", place.folder / "job.yaml")
     claim = PROJECT / "deploy/examples/02-gpu-32gi/gpu-32gi.yaml"
@@ -93,7 +93,7 @@ BLOCKS = [b for b in blocks() if not b.reason and b.language == "sh" and of_ours
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=str)
-def test_the_commands_of_a_block_run(place: Place, block: Block) -> None:
+def test_the_commands_of_a_block_run(place: ReaderFolder, block: Block) -> None:
     failed = []
     for command in of_ours(block):
         if " jq " in command.text and shutil.which("jq") is None:

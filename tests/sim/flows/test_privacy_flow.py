@@ -126,10 +126,10 @@ def test_no_text_of_one_namespace_names_what_is_in_another() -> None:
         await support.apply(cluster, beside)
         await give(cluster, OURS, "twice", held[0])
 
-        async def told() -> bool:
+        async def reported() -> bool:
             return "DoubleAllocation" in await reasons(cluster)
 
-        await cluster.wait_for("the double allocation to be told", told)
+        await cluster.wait_for("the double allocation to be reported", reported)
         await asyncio.sleep(0.5)  # Events are written in the background
         texts = await readable(cluster)
         assert any("devices that fit" in t or "are needed" in t for t in texts.values())

@@ -63,7 +63,7 @@ def manifests(*, without: Iterable[str] = ()) -> list[dict[str, Any]]:
     return [d for d in documents(*paths) if d["kind"] in COLLECTIONS and d["kind"] not in without]
 
 
-class World:
+class Accounts:
     """The accounts' clients.
 
     Attributes:
@@ -126,7 +126,7 @@ async def world(
     admin: KubeApi,
     installed: Iterable[dict[str, Any]] | None = None,
     agents: Mapping[str, str] | None = None,
-) -> AsyncIterator[World]:
+) -> AsyncIterator[Accounts]:
     """Install everything and connect as every account, with tokens that are bound to pods.
 
     Args:
@@ -161,7 +161,7 @@ async def world(
         for who, account in (("podless", CONTROLLER_ACCOUNT), ("nodeless", AGENT_ACCOUNT)):
             clients[who] = await connect(await bound_token(admin, SYSTEM, account))
             stack.push_async_callback(clients[who].close)
-        made = World(admin, clients)
+        made = Accounts(admin, clients)
         await made.hold(f"{LEADER}_1234")
         yield made
 
@@ -174,7 +174,7 @@ def by_itself(verdict: str) -> bool:
     return re.search(r'cannot \S+ resource "resourceclaims/(binding|driver)"', verdict) is not None
 
 
-async def settled(made: World, write: Write) -> str:
+async def settled(made: Accounts, write: Write) -> str:
     """Send a write until the verdict is the expected one, or for long enough; return the last verdict."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + SECONDS
@@ -197,14 +197,14 @@ def fenced(by: str, refused: str) -> list[Write]:
     ]
 
 
-async def check(made: World, by: str, refused: str) -> None:
+async def check(made: Accounts, by: str, refused: str) -> None:
     """Assert that all fenced writes of an account get this verdict, as soon as the server knows the Lease."""
     writes = fenced(by, refused)
     await settled(made, writes[0])
     assert {w.what: await made.send(w) for w in writes} == {w.what: refused for w in writes}
 
 
-async def only_the_holder_writes(made: World) -> None:
+async def only_the_holder_writes(made: Accounts) -> None:
     """Let the Lease change hands, and compare the verdicts on the writes of both controllers."""
     await check(made, "controller", "")
     await check(made, "standby", FENCE)

@@ -76,7 +76,7 @@ class Want:
 
 
 @dataclass(frozen=True)
-class Rule:
+class DeviceConstraint:
     """A constraint between all devices of a claim."""
 
     attribute: str
@@ -95,7 +95,7 @@ class Wish:
     """A claim: its requests, each a list of alternatives, and its constraints."""
 
     requests: tuple[tuple[Want, ...], ...]
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[DeviceConstraint, ...] = ()
 
     def made(self, name: str) -> ResourceClaim:
         """Return the claim."""
@@ -110,7 +110,7 @@ class Wish:
 
 
 @dataclass
-class World:
+class SmallCluster:
     """A small cluster.
 
     Attributes:
@@ -132,9 +132,9 @@ class World:
         return [t for t in self.things if t.taken]
 
 
-def random_world(random: Random) -> World:
+def random_world(random: Random) -> SmallCluster:
     """Return a cluster of one to three nodes with two to four devices each."""
-    world = World()
+    world = SmallCluster()
     for n in range(random.choice((1, 1, 2, 3))):
         node = f"n{n}"
         if random.random() < 0.15:
@@ -158,7 +158,7 @@ def random_world(random: Random) -> World:
     return world
 
 
-def _partitions(world: World, node: str, random: Random) -> None:
+def _partitions(world: SmallCluster, node: str, random: Random) -> None:
     things = [
         Thing(node, f"p{i}", 10 * units, random.choice(MODELS), random.choice((0, 1)), units=units)
         for i, units in enumerate(random.choices((1, 2, 4), k=random.randint(2, 4)))
@@ -188,9 +188,9 @@ def random_pod(random: Random) -> list[Wish]:
         for _ in range(random.choice((1, 2, 2, 3))):
             number = random.choice((1, 2, 2, 3))
             requests.append(tuple(_want(random) for _ in range(number)))
-        rules: tuple[Rule, ...] = ()
+        rules: tuple[DeviceConstraint, ...] = ()
         if random.random() < 0.25:
-            rules = (Rule(random.choice((_MODEL, _NUMA)), same=random.random() < 0.6),)
+            rules = (DeviceConstraint(random.choice((_MODEL, _NUMA)), same=random.random() < 0.6),)
         wishes.append(Wish(tuple(requests), rules))
     return wishes
 
@@ -214,20 +214,20 @@ def random_group(random: Random) -> list[list[Wish]]:
     for _ in range(random.choice((1, 2, 2, 3))):
         number = random.choice((1, 1, 1, 2))
         wants = tuple(_want(random) for _ in range(number))
-        rules = (Rule(_MODEL, same=True),) if random.random() < 0.15 else ()
+        rules = (DeviceConstraint(_MODEL, same=True),) if random.random() < 0.15 else ()
         kinds.append([Wish((wants,), rules)])
         if random.random() < 0.15:
             kinds[-1].append(Wish(((_want(random),),)))
     return [random.choice(kinds) for _ in range(random.choice((2, 3, 3, 4)))]
 
 
-def within(world: World, nodes: Sequence[str], model: str = "") -> World:
+def within(world: SmallCluster, nodes: Sequence[str], model: str = "") -> SmallCluster:
     """Return the part of a cluster that has these nodes, and only devices of a model if one is named."""
     things = [t for t in world.things if t.node in nodes and (not model or t.model == model)]
-    return World(things, [], world.units)
+    return SmallCluster(things, [], world.units)
 
 
-def fewest_nodes(world: World, group: Sequence[Sequence[Wish]]) -> int | None:
+def fewest_nodes(world: SmallCluster, group: Sequence[Sequence[Wish]]) -> int | None:
     """Return on how few nodes all members fit at the same time, by trying everything; None if they do not."""
     known: dict[tuple[str, tuple[int, ...]], bool] = {}
 
@@ -245,13 +245,13 @@ def fewest_nodes(world: World, group: Sequence[Sequence[Wish]]) -> int | None:
     return best
 
 
-def best_answer(world: World, pod: Sequence[Wish]) -> Best | None:
+def best_answer(world: SmallCluster, pod: Sequence[Wish]) -> Best | None:
     """Return the best answer over all nodes, by trying everything; None if nothing fits."""
     found = [best for node in world.nodes if (best := _on_node(world, node, pod)) is not None]
     return min(found, default=None)
 
 
-def _on_node(world: World, node: str, pod: Sequence[Wish]) -> Best | None:
+def _on_node(world: SmallCluster, node: str, pod: Sequence[Wish]) -> Best | None:
     things = [t for t in world.things if t.node == node]
     requests = [request for wish in pod for request in wish.requests]
     for ranks in product(*(range(len(request)) for request in requests)):
@@ -312,11 +312,11 @@ def random_wish(random: Random) -> Wish:
                 for _ in range(number)
             )
         )
-    rules = (Rule(random.choice((_MODEL, _NUMA)), same=random.random() < 0.7),)
+    rules = (DeviceConstraint(random.choice((_MODEL, _NUMA)), same=random.random() < 0.7),)
     return Wish(tuple(requests), rules if random.random() < 0.4 else ())
 
 
-def most_copies(world: World, wish: Wish) -> int:
+def most_copies(world: SmallCluster, wish: Wish) -> int:
     """Return how many copies of a claim fit at the same time, by trying everything."""
     found = 0
     for node in world.nodes:

@@ -17,7 +17,7 @@ from gate_files import GATE_COLLECTIONS, WITHOUT_GATE, gate_documents
 from manifest_files import documents
 from placement_judge import PlacementJudge, judging
 from policy_cases import LEADER, SYSTEM, pod
-from policy_world import COLLECTIONS, CONTROLLER_ACCOUNT, World, create
+from policy_world import COLLECTIONS, CONTROLLER_ACCOUNT, Accounts, create
 from real_apiserver import bound_token
 from scheduling_world import NAMESPACE, SchedulingWorld, scheduling_world
 
@@ -376,7 +376,7 @@ async def _install(world: SchedulingWorld) -> str:
         namespace = body["metadata"].get("namespace", "")
         await create(api, kinds[body["kind"]].format(namespace=namespace), body)
     await create(api, f"/api/v1/namespaces/{SYSTEM}/pods", pod(LEADER, SYSTEM, CONTROLLER_ACCOUNT))
-    await World(api, {}).hold(f"{LEADER}_1234")
+    await Accounts(api, {}).hold(f"{LEADER}_1234")
     reference = {"kind": "Pod", "apiVersion": "v1", "name": LEADER}
     ours = f'device.driver == "{OURS}"'
     for name, expression, resource in (

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from node_room_cases import PLENTY
 
-__all__ = ["WORLDS", "Resident", "World", "random_worlds"]
+__all__ = ["WORLDS", "NeighbourCase", "Resident", "random_worlds"]
 
 Body = dict[str, Any]
 HOST: Final = "kubernetes.io/hostname"
@@ -39,7 +39,7 @@ class Resident:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class NeighbourCase:
     """Nodes, the pods on them, and a pod to be placed.
 
     Attributes:
@@ -200,13 +200,13 @@ APART: Final = apart(term(WEB))
 
 WORLDS: Final = (
     # --- anti-affinity --------------------------------------------------------------------------------------
-    World("anti", ("", ""), (Resident(0, WEB),), WEB, of(APART), {1}),
-    World("anti-full", ("",), (Resident(0, WEB),), DB, of(APART)),
-    World("anti-other-labels", ("",), (Resident(0, DB),), WEB, of(APART), {0}),
-    World("anti-held", ("", ""), (Resident(0, DB, of(APART)),), WEB, {}, {1}),
-    World("anti-held-of-itself-only", ("",), (Resident(0, WEB, of(apart(term(DB)))),), WEB, {}, {0}),
-    World("anti-other-namespace", ("",), (Resident(0, WEB, elsewhere=True),), WEB, of(APART), {0}),
-    World(
+    NeighbourCase("anti", ("", ""), (Resident(0, WEB),), WEB, of(APART), {1}),
+    NeighbourCase("anti-full", ("",), (Resident(0, WEB),), DB, of(APART)),
+    NeighbourCase("anti-other-labels", ("",), (Resident(0, DB),), WEB, of(APART), {0}),
+    NeighbourCase("anti-held", ("", ""), (Resident(0, DB, of(APART)),), WEB, {}, {1}),
+    NeighbourCase("anti-held-of-itself-only", ("",), (Resident(0, WEB, of(apart(term(DB)))),), WEB, {}, {0}),
+    NeighbourCase("anti-other-namespace", ("",), (Resident(0, WEB, elsewhere=True),), WEB, of(APART), {0}),
+    NeighbourCase(
         "anti-named-namespace",
         ("", ""),
         (Resident(0, WEB, elsewhere=True), Resident(1, WEB)),
@@ -214,7 +214,7 @@ WORLDS: Final = (
         of(apart(term(WEB, namespaces=["@other"]))),
         {1},
     ),
-    World(
+    NeighbourCase(
         "anti-all-namespaces",
         ("", ""),
         (Resident(0, {"only": "here"}, elsewhere=True),),
@@ -222,7 +222,7 @@ WORLDS: Final = (
         of(apart(term({"only": "here"}, namespaceSelector={}))),
         {1},
     ),
-    World(
+    NeighbourCase(
         "anti-held-from-all-namespaces",
         ("", ""),
         (Resident(0, DB, of(apart(term({"here": "held"}, namespaceSelector={}))), elsewhere=True),),
@@ -230,9 +230,11 @@ WORLDS: Final = (
         {},
         {1},
     ),
-    World("anti-zone", ("a", "a", "b"), (Resident(0, WEB),), WEB, of(apart(term(WEB, "zone"))), {2}),
-    World("anti-without-label", ("a", ""), (Resident(0, WEB),), WEB, of(apart(term(WEB, "zone"))), {1}),
-    World(
+    NeighbourCase("anti-zone", ("a", "a", "b"), (Resident(0, WEB),), WEB, of(apart(term(WEB, "zone"))), {2}),
+    NeighbourCase(
+        "anti-without-label", ("a", ""), (Resident(0, WEB),), WEB, of(apart(term(WEB, "zone"))), {1}
+    ),
+    NeighbourCase(
         "anti-resident-without-label",
         ("", "a"),
         (Resident(0, WEB),),
@@ -240,9 +242,9 @@ WORLDS: Final = (
         of(apart(term(WEB, "zone"))),
         {0, 1},
     ),
-    World("anti-nothing-selected", ("",), (Resident(0, WEB),), WEB, of(apart(term(None))), {0}),
-    World("anti-everything-selected", ("", ""), (Resident(0),), WEB, of(apart(term({}))), {1}),
-    World(
+    NeighbourCase("anti-nothing-selected", ("",), (Resident(0, WEB),), WEB, of(apart(term(None))), {0}),
+    NeighbourCase("anti-everything-selected", ("", ""), (Resident(0),), WEB, of(apart(term({}))), {1}),
+    NeighbourCase(
         "anti-not-in",
         ("", "", ""),
         (Resident(0, WEB), Resident(1, DB), Resident(2)),
@@ -250,7 +252,7 @@ WORLDS: Final = (
         of(apart({**matching("app", "NotIn", "web"), "topologyKey": "host"})),
         {0},
     ),
-    World(
+    NeighbourCase(
         "anti-exists",
         ("", ""),
         (Resident(0, WEB), Resident(1)),
@@ -258,7 +260,7 @@ WORLDS: Final = (
         of(apart({**matching("app", "Exists"), "topologyKey": "host"})),
         {1},
     ),
-    World(
+    NeighbourCase(
         "anti-does-not-exist",
         ("", ""),
         (Resident(0, WEB), Resident(1)),
@@ -266,7 +268,7 @@ WORLDS: Final = (
         of(apart({**matching("app", "DoesNotExist"), "topologyKey": "host"})),
         {0},
     ),
-    World(
+    NeighbourCase(
         "anti-match-label-keys",
         ("", ""),
         (Resident(0, {**WEB, "hash": "1"}), Resident(1, {**WEB, "hash": "2"})),
@@ -274,7 +276,7 @@ WORLDS: Final = (
         of(apart(term(WEB, matchLabelKeys=["hash"]))),
         {0},
     ),
-    World(
+    NeighbourCase(
         "anti-mismatch-label-keys",
         ("", ""),
         (Resident(0, {**WEB, "hash": "1"}), Resident(1, {**WEB, "hash": "2"})),
@@ -282,10 +284,12 @@ WORLDS: Final = (
         of(apart(term(WEB, mismatchLabelKeys=["hash"]))),
         {1},
     ),
-    World("anti-ending", ("", ""), (Resident(0, WEB, ending=True),), WEB, of(APART), {1}),
-    World("anti-evicts", ("", ""), (Resident(0, WEB, LOW), Resident(1, WEB)), WEB, of(APART), set(), {0}),
-    World("anti-held-evicts", ("",), (Resident(0, DB, of(APART, **LOW)),), WEB, {}, set(), {0}),
-    World(
+    NeighbourCase("anti-ending", ("", ""), (Resident(0, WEB, ending=True),), WEB, of(APART), {1}),
+    NeighbourCase(
+        "anti-evicts", ("", ""), (Resident(0, WEB, LOW), Resident(1, WEB)), WEB, of(APART), set(), {0}
+    ),
+    NeighbourCase("anti-held-evicts", ("",), (Resident(0, DB, of(APART, **LOW)),), WEB, {}, set(), {0}),
+    NeighbourCase(
         "anti-zone-evicts-one-node-only",
         ("a", "a", "b"),
         (Resident(0, WEB, LOW), Resident(1, WEB, LOW), Resident(2, WEB, LOW)),
@@ -295,12 +299,14 @@ WORLDS: Final = (
         {2},
     ),
     # --- affinity -------------------------------------------------------------------------------------------
-    World("near", ("", ""), (Resident(0, DB),), WEB, of(near(term(DB))), {0}),
-    World("near-nothing", ("", ""), (), WEB, of(near(term(DB)))),
-    World("near-itself-first", ("a", ""), (), WEB, of(near(term(WEB, "zone"))), {0}),
-    World("near-itself", ("a", "b"), (Resident(1, WEB),), WEB, of(near(term(WEB, "zone"))), {1}),
-    World("near-itself-without-label", ("a", ""), (Resident(1, WEB),), WEB, of(near(term(WEB, "zone"))), {0}),
-    World(
+    NeighbourCase("near", ("", ""), (Resident(0, DB),), WEB, of(near(term(DB))), {0}),
+    NeighbourCase("near-nothing", ("", ""), (), WEB, of(near(term(DB)))),
+    NeighbourCase("near-itself-first", ("a", ""), (), WEB, of(near(term(WEB, "zone"))), {0}),
+    NeighbourCase("near-itself", ("a", "b"), (Resident(1, WEB),), WEB, of(near(term(WEB, "zone"))), {1}),
+    NeighbourCase(
+        "near-itself-without-label", ("a", ""), (Resident(1, WEB),), WEB, of(near(term(WEB, "zone"))), {0}
+    ),
+    NeighbourCase(
         "near-all-terms-in-one-pod",
         ("a", "b", "b"),
         (Resident(0, WEB), Resident(0, DB), Resident(1, {**WEB, "tier": "1"})),
@@ -308,7 +314,7 @@ WORLDS: Final = (
         of(near(term(WEB, "zone"), term({"tier": "1"}))),
         {1},
     ),
-    World(
+    NeighbourCase(
         "near-two-keys",
         ("a", "a", "b"),
         (Resident(0, WEB),),
@@ -316,14 +322,14 @@ WORLDS: Final = (
         of(near(term(WEB, "zone"), term(WEB))),
         {0},
     ),
-    World(
+    NeighbourCase(
         "near-no-eviction-of-the-partner",
         ("",),
         (Resident(0, DB, LOW), Resident(0, WEB, LOW)),
         {},
         of(near(term(DB)), apart(term(WEB))),
     ),
-    World(
+    NeighbourCase(
         "near-and-apart",
         ("a", "a", "b"),
         (Resident(0, DB), Resident(0, WEB)),
@@ -331,13 +337,15 @@ WORLDS: Final = (
         of(near(term(DB, "zone")), apart(term(WEB))),
         {1},
     ),
-    World("near-ending", ("", ""), (Resident(0, DB, ending=True),), WEB, of(near(term(DB))), {0}),
+    NeighbourCase("near-ending", ("", ""), (Resident(0, DB, ending=True),), WEB, of(near(term(DB))), {0}),
     # --- topology spread ------------------------------------------------------------------------------------
-    World("spread", ("a", "b"), (Resident(0, WEB),), WEB, spreading(spread(WEB)), {1}),
-    World("spread-skew-two", ("a", "b"), (Resident(0, WEB),), WEB, spreading(spread(WEB, skew=2)), {0, 1}),
-    World("spread-not-itself", ("a", "b"), (Resident(0, WEB),), DB, spreading(spread(WEB)), {0, 1}),
-    World("spread-missing-label", ("a", ""), (), WEB, spreading(spread(WEB)), {0}),
-    World(
+    NeighbourCase("spread", ("a", "b"), (Resident(0, WEB),), WEB, spreading(spread(WEB)), {1}),
+    NeighbourCase(
+        "spread-skew-two", ("a", "b"), (Resident(0, WEB),), WEB, spreading(spread(WEB, skew=2)), {0, 1}
+    ),
+    NeighbourCase("spread-not-itself", ("a", "b"), (Resident(0, WEB),), DB, spreading(spread(WEB)), {0, 1}),
+    NeighbourCase("spread-missing-label", ("a", ""), (), WEB, spreading(spread(WEB)), {0}),
+    NeighbourCase(
         "spread-missing-label-counts-nowhere",
         ("a", "b", ""),
         (Resident(0, WEB), Resident(1, WEB), Resident(2, WEB)),
@@ -345,10 +353,16 @@ WORLDS: Final = (
         spreading(spread(WEB), spread(WEB, "host")),
         {0, 1},
     ),
-    World("spread-ending", ("a", "b"), (Resident(0, WEB, ending=True),), WEB, spreading(spread(WEB)), {0, 1}),
-    World("spread-empty-selector", ("a", "b"), (Resident(0, WEB),), WEB, spreading(spread({})), {0, 1}),
-    World("spread-no-selector", ("a", "b"), (Resident(0, WEB),), WEB, spreading(spread(None)), {0, 1}),
-    World(
+    NeighbourCase(
+        "spread-ending", ("a", "b"), (Resident(0, WEB, ending=True),), WEB, spreading(spread(WEB)), {0, 1}
+    ),
+    NeighbourCase(
+        "spread-empty-selector", ("a", "b"), (Resident(0, WEB),), WEB, spreading(spread({})), {0, 1}
+    ),
+    NeighbourCase(
+        "spread-no-selector", ("a", "b"), (Resident(0, WEB),), WEB, spreading(spread(None)), {0, 1}
+    ),
+    NeighbourCase(
         "spread-other-namespace",
         ("a", "b"),
         (Resident(0, WEB, elsewhere=True),),
@@ -356,7 +370,7 @@ WORLDS: Final = (
         spreading(spread(WEB)),
         {0, 1},
     ),
-    World(
+    NeighbourCase(
         "spread-soft",
         ("a", ""),
         (Resident(0, WEB),),
@@ -364,14 +378,14 @@ WORLDS: Final = (
         spreading({**spread(WEB), "whenUnsatisfiable": "ScheduleAnyway"}),
         {0, 1},
     ),
-    World(
+    NeighbourCase(
         "spread-min-domains",
         ("a", "b"),
         (Resident(0, WEB), Resident(1, WEB)),
         WEB,
         spreading(spread(WEB, minDomains=3)),
     ),
-    World(
+    NeighbourCase(
         "spread-min-domains-there",
         ("a", "b"),
         (Resident(0, WEB), Resident(1, WEB)),
@@ -379,7 +393,7 @@ WORLDS: Final = (
         spreading(spread(WEB, minDomains=2)),
         {0, 1},
     ),
-    World(
+    NeighbourCase(
         "spread-match-label-keys",
         ("a", "b"),
         (Resident(0, {**WEB, "hash": "1"}), Resident(1, {**WEB, "hash": "2"})),
@@ -387,7 +401,7 @@ WORLDS: Final = (
         spreading(spread(WEB, matchLabelKeys=["hash"])),
         {0},
     ),
-    World(
+    NeighbourCase(
         "spread-tainted-counts",
         ("a", "b", "c"),
         (Resident(0, WEB), Resident(1, WEB)),
@@ -395,7 +409,7 @@ WORLDS: Final = (
         spreading(spread(WEB)),
         taints={2: [TAINT]},
     ),
-    World(
+    NeighbourCase(
         "spread-tainted-does-not-count",
         ("a", "b", "c"),
         (Resident(0, WEB), Resident(1, WEB)),
@@ -404,7 +418,7 @@ WORLDS: Final = (
         {0, 1},
         taints={2: [TAINT]},
     ),
-    World(
+    NeighbourCase(
         "spread-selector-honored",
         ("a", "b"),
         (Resident(0, WEB),),
@@ -412,14 +426,14 @@ WORLDS: Final = (
         spreading(spread(WEB), nodeSelector={HOST: "spread-selector-honored-0"}),
         {0},
     ),
-    World(
+    NeighbourCase(
         "spread-selector-ignored",
         ("a", "b"),
         (Resident(0, WEB),),
         WEB,
         spreading(spread(WEB, nodeAffinityPolicy="Ignore"), nodeSelector={HOST: "spread-selector-ignored-0"}),
     ),
-    World(
+    NeighbourCase(
         "spread-evicts",
         ("a", "b"),
         (Resident(0, WEB, LOW), Resident(1, DB)),
@@ -431,13 +445,13 @@ WORLDS: Final = (
 )
 
 
-def random_worlds(seed: int, number: int) -> list[World]:
+def random_worlds(seed: int, number: int) -> list[NeighbourCase]:
     """Return worlds of which only kube-scheduler knows what is expected."""
     rng = random.Random(seed)
     return [_random_world(rng, f"random-{seed}-{i}") for i in range(number)]
 
 
-def _random_world(rng: random.Random, name: str) -> World:
+def _random_world(rng: random.Random, name: str) -> NeighbourCase:
     zones = tuple(rng.choice(["a", "b", "c", ""]) for _ in range(rng.randint(2, 5)))
     residents = tuple(
         Resident(
@@ -464,7 +478,7 @@ def _random_world(rng: random.Random, name: str) -> World:
     spec = {**_affinities(rng, near_too=True), **_priority(rng)}
     if unique:
         spec |= spreading(*unique.values())
-    return World(name, zones, residents, _labels(rng), spec, taints=taints)
+    return NeighbourCase(name, zones, residents, _labels(rng), spec, taints=taints)
 
 
 def _labels(rng: random.Random) -> dict[str, str]:

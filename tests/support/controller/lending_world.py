@@ -31,7 +31,7 @@ from dra_driver.ownership import PoolID, Recalls, devices_in, unprotected_device
 from dra_driver.ports import KubeClient
 from dra_driver.publishing.loans import LoanState
 
-__all__ = ["INVENTORY", "NODE", "POOL", "Process", "World", "process", "world_of"]
+__all__ = ["INVENTORY", "NODE", "POOL", "LendingCluster", "Process", "process", "world_of"]
 
 NODE = "n1"
 POOL = PoolID(DRIVER, PoolName(NODE))
@@ -39,7 +39,7 @@ INVENTORY = f"{NODE}.{DRIVER}"
 TIMINGS = Timings(drain=15.0, closing=5.0, lent=120.0, recalled=3600.0)
 
 
-class World:
+class LendingCluster:
     """What the API server has.
 
     Attributes:
@@ -98,7 +98,7 @@ class Process:
         told: what the allocator was told to leave alone, newest last.
     """
 
-    def __init__(self, world: World, client: KubeClient, mode: LendingMode) -> None:
+    def __init__(self, world: LendingCluster, client: KubeClient, mode: LendingMode) -> None:
         clock = virtual_time.LoopClock()
         self.world = world
         self.told: list[frozenset[str]] = []
@@ -171,14 +171,14 @@ class Process:
             self.publisher.queue.close()
 
 
-def world_of(count: int = 2) -> World:
+def world_of(count: int = 2) -> LendingCluster:
     """Return a world of one node with so many GPUs, each a unit by itself."""
-    return World(count)
+    return LendingCluster(count)
 
 
 @contextlib.asynccontextmanager
 async def process(
-    world: World, *, client: KubeClient | None = None, mode: LendingMode = LendingMode.ON
+    world: LendingCluster, *, client: KubeClient | None = None, mode: LendingMode = LendingMode.ON
 ) -> AsyncIterator[Process]:
     """Run a process; it is killed when the block ends."""
     made = Process(world, client or world.cluster, mode)

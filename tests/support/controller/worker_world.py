@@ -41,7 +41,7 @@ __all__ = [
     "GPU_0",
     "NS",
     "POOL",
-    "World",
+    "WorkerCluster",
     "copies_of",
     "device_of",
     "facts_of",
@@ -56,7 +56,7 @@ POOL = PoolID(DRIVER, PoolName("n1"))
 GPU_0 = builders.allocation(builders.result("n1", "gpu-0"))
 
 
-class World:
+class WorkerCluster:
     """A cluster as the controller has it in memory, and a worker that knows of it."""
 
     def __init__(self, limits: Limits, settings: Settings, worker: type[WorkerChild]) -> None:
@@ -182,8 +182,8 @@ def seven_values(i: int) -> dict[str, int]:
 @contextlib.asynccontextmanager
 async def world(
     limits: Limits | None = None, worker: type[WorkerChild] = ForkedWorker, **settings: Any
-) -> AsyncIterator[World]:
-    made = World(limits or Limits(), Settings(drivers=(DRIVER,), **settings), worker)
+) -> AsyncIterator[WorkerCluster]:
+    made = WorkerCluster(limits or Limits(), Settings(drivers=(DRIVER,), **settings), worker)
     task = asyncio.create_task(made.worker.run())
     try:
         yield made

@@ -43,13 +43,13 @@ def test_honest_pods_run_beside_claims_that_are_made_to_be_hard() -> None:
         pods = {p.metadata.name: p for p in (await cluster.api.list(PODS, HOSTILE)).items}
         assert not [name for name in hard if pods[name].spec.node_name]
 
-        # Each is told why it waits.
-        async def told() -> bool:
+        # Events say why each waits.
+        async def reported() -> bool:
             events = (await cluster.api.list(EVENTS, HOSTILE)).items
             about = {e.involved_object.name for e in events if e.reason in REASONS}
             return hard <= about
 
-        await cluster.wait_for("an Event on each hard pod", told)
+        await cluster.wait_for("an Event on each hard pod", reported)
 
     async def lease(cluster: EmbeddedCluster) -> list[object]:
         held = [x for x in (await cluster.api.list(LEASES)).items if x.spec.holder_identity]

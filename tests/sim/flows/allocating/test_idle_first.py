@@ -23,11 +23,11 @@ def set_loads(node: SimNode, *loads: int) -> None:
 
 
 async def busy(cluster: EmbeddedCluster, node: SimNode, *devices: str) -> None:
-    async def told() -> bool:
+    async def reported() -> bool:
         activity = (await support.inventory(cluster, node)).status.activity
         return activity.busy == devices and len(activity.idle) == 2 - len(devices)
 
-    await cluster.wait_for(f"{devices} to be busy", told)
+    await cluster.wait_for(f"{devices} to be busy", reported)
 
 
 async def device_of(cluster: EmbeddedCluster, name: str) -> str:

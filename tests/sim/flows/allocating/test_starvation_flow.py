@@ -48,7 +48,7 @@ def test_a_pod_that_needs_the_whole_node_runs_beside_a_stream_of_small_ones() ->
         await support.phase(cluster, "small-8", "Running")
         await support.apply(cluster, support.claim("all", 8), support.gpu_pod("big", claim="all"))
 
-        async def told() -> bool:
+        async def reported() -> bool:
             events = (await cluster.api.list(EVENTS, "default")).items
             return any(e.reason == "DevicesSetAside" for e in events)
 
@@ -56,7 +56,7 @@ def test_a_pod_that_needs_the_whole_node_runs_beside_a_stream_of_small_ones() ->
             rows = (await status.look(cluster.api, [DEFAULT_DRIVER_NAME])).set_aside
             return [row.pod for row in rows] == ["default/big"] and "gpu-0" in rows[0].devices
 
-        await cluster.wait_for("devices to be set aside", told)
+        await cluster.wait_for("devices to be set aside", reported)
         await cluster.wait_for("status to show it", shown)
         assert cluster.controller.pid is not None
         os.kill(cluster.controller.pid, signal.SIGKILL)

@@ -32,7 +32,7 @@ FAILED = "FailedAllocation"
 SCHEDULED: dict[str, Any] = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
 
 
-class World:
+class KeptReasons:
     """Reasons that are kept, and what the test asks of them."""
 
     def __init__(self, cluster: FakeClient, pods: Informer[Pod], reasons: WaitingReasons) -> None:
@@ -68,13 +68,13 @@ def put(cluster: FakeClient, *pods: str, namespace: str = NS) -> None:
 
 
 @contextlib.asynccontextmanager
-async def keeping(cluster: FakeClient) -> AsyncIterator[World]:
+async def keeping(cluster: FakeClient) -> AsyncIterator[KeptReasons]:
     pods = Informer(cluster, PODS)
     reasons = WaitingReasons(cluster, LoopClock(), pods)
     tasks = [asyncio.create_task(pods.run()), asyncio.create_task(reasons.run())]
     try:
         await pods.synced.wait()
-        yield World(cluster, pods, reasons)
+        yield KeptReasons(cluster, pods, reasons)
     finally:
         reasons.close()
         for task in tasks:
@@ -82,7 +82,7 @@ async def keeping(cluster: FakeClient) -> AsyncIterator[World]:
         await asyncio.wait(tasks)
 
 
-def run(cluster: FakeClient, scenario: Callable[[World], Awaitable[None]]) -> None:
+def run(cluster: FakeClient, scenario: Callable[[KeptReasons], Awaitable[None]]) -> None:
     async def main() -> None:
         async with keeping(cluster) as world:
             await scenario(world)
@@ -91,7 +91,7 @@ def run(cluster: FakeClient, scenario: Callable[[World], Awaitable[None]]) -> No
 
 
 def test_a_pod_that_waits_has_the_reason_and_loses_it_when_it_is_served() -> None:
-    async def scenario(w: World) -> None:
+    async def scenario(w: KeptReasons) -> None:
         assert w.waits("p", "0 of 3 nodes")
         assert not w.waits("p", "0 of 3 nodes")
         assert w.reasons.reason(ObjectKey(NS, "p")) == "0 of 3 nodes"
@@ -110,7 +110,7 @@ def test_a_pod_that_waits_has_the_reason_and_loses_it_when_it_is_served() -> Non
 
 
 def test_a_pod_that_is_served_within_a_second_is_not_written() -> None:
-    async def scenario(w: World) -> None:
+    async def scenario(w: KeptReasons) -> None:
         for _ in range(5):
             w.waits("p", "text")
             await asyncio.sleep(0.5)
@@ -122,7 +122,7 @@ def test_a_pod_that_is_served_within_a_second_is_not_written() -> None:
 
 
 def test_a_wait_that_is_expected_to_end_by_itself_is_written_when_it_does_not() -> None:
-    async def scenario(w: World) -> None:
+    async def scenario(w: KeptReasons) -> None:
         w.reasons.waits(w.pod("p"), "WaitingForClaim", "its claim is being made", passing=True)
         w.reasons.waits(w.pod("q"), "WaitingForTurn", "others come first", passing=True)
         await asyncio.sleep(PASSING_SECONDS - 1)
@@ -137,7 +137,7 @@ def test_a_wait_that_is_expected_to_end_by_itself_is_written_when_it_does_not() 
 
 
 def test_a_pod_that_is_refused_after_such_a_wait_is_written_at_once() -> None:
-    async def scenario(w: World) -> None:
+    async def scenario(w: KeptReasons) -> None:
         w.reasons.waits(w.pod("p"), "WaitingForClaim", "its claim is being made", passing=True)
         await asyncio.sleep(3)
         w.waits("p", "0 of 3 nodes")
@@ -148,11 +148,11 @@ def test_a_pod_that_is_refused_after_such_a_wait_is_written_at_once() -> None:
 
 
 def test_the_time_of_the_transition_stays_while_the_reason_changes() -> None:
-    def since(w: World) -> object:
+    def since(w: KeptReasons) -> object:
         (ours,) = [c for c in w.pod("p").status.conditions if c["type"] == ALLOCATED_CONDITION]
         return ours["lastTransitionTime"]
 
-    async def scenario(w: World) -> None:
+    async def scenario(w: KeptReasons) -> None:
         w.waits("p", "text")
         await asyncio.sleep(10)
         before = since(w)
@@ -165,7 +165,7 @@ def test_the_time_of_the_transition_stays_while_the_reason_changes() -> None:
 
 
 def test_figures_are_no_other_reason_and_are_brought_up_to_date_now_and_then() -> None:
-    async def scenario(w: World) -> None:
+    async def scenario(w: KeptReasons) -> None:
         w.waits("p", "0 of 0 nodes")
         for second in range(600):
             assert not w.waits("p", f"0 of {second} nodes")
@@ -179,7 +179,7 @@ def test_figures_are_no_other_reason_and_are_brought_up_to_date_now_and_then() -
 
 @pytest.mark.parametrize("hours", share([2, 6], 1))
 def test_reasons_that_flap_are_written_every_five_minutes_in_the_end(hours: int) -> None:
-    async def scenario(w: World) -> None:
+    async def scenario(w: KeptReasons) -> None:
         for second in range(hours * 3600):
             w.waits("p", "one" if second % 2 else "another")
             if second % 7 == 0:
@@ -193,13 +193,13 @@ def test_reasons_that_flap_are_written_every_five_minutes_in_the_end(hours: int)
 def test_a_controller_that_starts_anew_writes_only_what_has_changed() -> None:
     cluster = cluster_with("same", "other", "served", "new")
 
-    async def before(w: World) -> None:
+    async def before(w: KeptReasons) -> None:
         for name in ("same", "other", "served"):
             w.waits(name, "text")
         await asyncio.sleep(5)
         assert w.writes == 3
 
-    async def after(w: World) -> None:
+    async def after(w: KeptReasons) -> None:
         written = w.writes
         for name in ("same", "new"):
             w.waits(name, "text")
@@ -225,7 +225,7 @@ def test_a_controller_that_ends_at_any_write_leaves_the_rest_to_the_next_one() -
             if verb == "apply" and next(left, None) is None:
                 raise ApiUnavailable("killed")
 
-        async def look(w: World) -> None:
+        async def look(w: KeptReasons) -> None:
             for name in names:
                 w.waits(name, "text")
             await asyncio.sleep(5)
@@ -243,7 +243,7 @@ def test_a_controller_that_ends_at_any_write_leaves_the_rest_to_the_next_one() -
 def test_thousands_of_pods_are_all_told_and_changes_are_paced(number: int) -> None:
     names = [f"p{i}" for i in range(number)]
 
-    async def scenario(w: World) -> None:
+    async def scenario(w: KeptReasons) -> None:
         for name in names:
             w.waits(name, "text")
         await asyncio.sleep(60)
@@ -273,7 +273,7 @@ def test_a_namespace_that_floods_does_not_hold_up_another_one() -> None:
     cluster = cluster_with(*crowd, namespace="crowd")
     put(cluster, "honest")
 
-    async def scenario(w: World) -> None:
+    async def scenario(w: KeptReasons) -> None:
         for name in crowd:
             w.waits(name, "text", namespace="crowd")
         await asyncio.sleep(30)
@@ -293,7 +293,7 @@ def test_a_namespace_that_floods_does_not_hold_up_another_one() -> None:
 def test_what_is_gone_is_forgotten() -> None:
     names = [f"p{i}" for i in range(50)]
 
-    async def scenario(w: World) -> None:
+    async def scenario(w: KeptReasons) -> None:
         for name in names:
             w.waits(name, "text")
         await asyncio.sleep(5)
@@ -313,7 +313,7 @@ def test_a_refused_write_is_tried_again_and_said_once() -> None:
         refusals[0] += 1
         raise ApiUnavailable("down")
 
-    async def scenario(w: World) -> None:
+    async def scenario(w: KeptReasons) -> None:
         for i in range(20):
             w.waits(f"p{i}", "text")
         await asyncio.sleep(30)

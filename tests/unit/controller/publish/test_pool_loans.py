@@ -9,7 +9,7 @@ import builders
 import pytest
 import virtual_time
 from fake_client import FakeClient, unreachable
-from lending_world import INVENTORY, NODE, POOL, Process, World, process, world_of
+from lending_world import INVENTORY, NODE, POOL, LendingCluster, Process, process, world_of
 
 from controller.config import LendingMode
 from dra_driver.api.core import CONFIG_MAPS, NODES
@@ -25,7 +25,7 @@ GPU = {"gpu-0": frozenset({"gpu-0"})}
 Scenario = Callable[[Process], Awaitable[None]]
 
 
-def run(world: World, scenario: Scenario, *, mode: LendingMode = LendingMode.ON) -> None:
+def run(world: LendingCluster, scenario: Scenario, *, mode: LendingMode = LendingMode.ON) -> None:
     async def main() -> None:
         async with asyncio.timeout(100_000), process(world, mode=mode) as p:
             await scenario(p)
@@ -54,7 +54,7 @@ def writes(cluster: FakeClient) -> list[str]:
     return [w.kind for w in cluster.writes if w.kind in ("DeviceInventory", "ResourceSlice", "ConfigMap")]
 
 
-def set_slices(world: World, *untainted: str) -> None:
+def set_slices(world: LendingCluster, *untainted: str) -> None:
     """Do as somebody who may write slices: take our taint off."""
     (slice_,) = world.slices()
     raw = world.cluster.raw(RESOURCE_SLICES, slice_.metadata.name)

@@ -35,7 +35,7 @@ class Machine:
             f"1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 0:5 / {self.dev} rw shared:2 - {kind} {kind} rw\n"
         )
 
-    def told(self) -> list[str]:
+    def reported(self) -> list[str]:
         return [p.message for p in self.nodes.ensure()]
 
     def numbers(self) -> dict[str, tuple[int, int, int]]:
@@ -68,10 +68,10 @@ def test_missing_nodes_are_made_with_the_numbers_of_the_loaded_module(
     machine: Machine, capable: None
 ) -> None:
     machine.load(511)
-    assert machine.told() == []
+    assert machine.reported() == []
     assert machine.numbers() == {"nvidia-uvm": (511, 0, 0o660), "nvidia-uvm-tools": (511, 1, 0o660)}
     before = (machine.dev / "nvidia-uvm").stat().st_ino
-    assert machine.told() == []
+    assert machine.reported() == []
     assert (machine.dev / "nvidia-uvm").stat().st_ino == before
 
 
@@ -79,7 +79,7 @@ def test_a_node_of_an_earlier_loading_is_replaced(machine: Machine, capable: Non
     machine.load(511)
     machine.nodes.ensure()
     machine.load(509)
-    assert machine.told() == []
+    assert machine.reported() == []
     assert {n[:2] for n in machine.numbers().values()} == {(509, 0), (509, 1)}
 
 
@@ -88,7 +88,7 @@ def test_a_node_stays_while_the_module_is_not_loaded(machine: Machine, capable: 
     machine.nodes.ensure()
     before = machine.numbers()
     (machine.proc / "devices").write_text("Character devices:\n195 nvidia-frontend\n")
-    assert machine.told() == []
+    assert machine.reported() == []
     assert machine.numbers() == before
 
 
@@ -106,7 +106,7 @@ def test_without_the_modules_number_nothing_is_made_and_it_is_told_what_to_do(
     machine: Machine, devices: str
 ) -> None:
     (machine.proc / "devices").write_text(devices)
-    (message,) = machine.told()
+    (message,) = machine.reported()
     assert "nvidia-uvm is not there, and CUDA programs do not start without it" in message
     assert "nvidia-modprobe --unified-memory" in message
     assert machine.numbers() == {}
@@ -114,7 +114,7 @@ def test_without_the_modules_number_nothing_is_made_and_it_is_told_what_to_do(
 
 def test_the_drivers_parameter_forbids_it(machine: Machine) -> None:
     machine.load(511, modify=0)
-    (message,) = machine.told()
+    (message,) = machine.reported()
     assert "ModifyDeviceFiles forbids" in message
     assert machine.numbers() == {}
 
@@ -132,10 +132,10 @@ def test_nothing_is_made_in_the_dev_of_a_container(machine: Machine) -> None:
     machine.load(511)
     for kind in ("tmpfs", "ext4"):
         machine.mount(kind)
-        (message,) = machine.told()
+        (message,) = machine.reported()
         assert "is not the host's" in message
     (machine.proc / "self/mountinfo").unlink()
-    (message,) = machine.told()
+    (message,) = machine.reported()
     assert "is not the host's" in message
     assert machine.numbers() == {}
 
@@ -143,5 +143,5 @@ def test_nothing_is_made_in_the_dev_of_a_container(machine: Machine) -> None:
 def test_a_file_of_the_administrator_is_left_alone(machine: Machine, capable: None) -> None:
     machine.load(511)
     (machine.dev / "nvidia-uvm").symlink_to("/somewhere")
-    assert machine.told() == []
+    assert machine.reported() == []
     assert (machine.dev / "nvidia-uvm").is_symlink()

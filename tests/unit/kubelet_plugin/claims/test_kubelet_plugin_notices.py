@@ -1,4 +1,4 @@
-"""What the node agent finds and puts in order is told: Events on the Node, metrics."""
+"""What the node agent finds and puts in order is reported: Events on the Node, metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def events(kube: FakeClient) -> list[Event]:
     return kube.all(EVENTS)
 
 
-def told(kube: FakeClient, reason: str) -> list[str]:
+def reported(kube: FakeClient, reason: str) -> list[str]:
     return [e.message for e in events(kube) if e.reason == reason]
 
 
@@ -48,7 +48,7 @@ def test_a_damaged_checkpoint_is_told_and_costs_no_claim(tmp_path: Path) -> None
 
     async def main() -> None:
         async with running(tmp_path, kube, [device(0), device(1)], timing=IMPATIENT) as node:
-            (text,) = await eventually(lambda: told(kube, CHECKPOINT_DAMAGED))
+            (text,) = await eventually(lambda: reported(kube, CHECKPOINT_DAMAGED))
             assert "cannot be used" in text
             # The version before has the second claim half-way; its CDI file says that it was made to its end.
             assert "recovered 1 claims from the version before and 1 from CDI files" in text
@@ -99,7 +99,7 @@ def test_an_orphaned_cdi_file_is_told(tmp_path: Path) -> None:
                 (config.cdi_dir / name).write_bytes(data)
             await node.plugin._preparer.tidy()
             assert node.specs() == []
-            await eventually(lambda: len(told(kube, ORPHANED_CDI_FILE)) == 2)
+            await eventually(lambda: len(reported(kube, ORPHANED_CDI_FILE)) == 2)
 
     asyncio.run(main())
 

@@ -16,7 +16,7 @@ from kubelet_plugin.claims.leftovers import Leftovers
 PARTITION = f"{GPU}-mig-3g-20gb-4"
 
 
-class World:
+class SharedPartition:
     """A tenant's claim of a partition, and a claim with admin access to the same one."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ async def unprepared(node: Any, body: dict[str, Any]) -> None:
 
 def test_it_attaches_to_the_partition_of_a_tenant_and_leaves_it_there(tmp_path: Path) -> None:
     async def main() -> None:
-        world = World()
+        world = SharedPartition()
         async with running(tmp_path, world.kube, backend=world.machine) as node:
             assert await errors(node, world.tenant) == [""]
             assert await errors(node, world.admin) == [""]
@@ -55,7 +55,7 @@ def test_it_attaches_to_the_partition_of_a_tenant_and_leaves_it_there(tmp_path: 
 
 def test_where_there_is_no_partition_it_says_so_and_makes_none(tmp_path: Path) -> None:
     async def main() -> None:
-        world = World()
+        world = SharedPartition()
         async with running(tmp_path, world.kube, backend=world.machine, timing=IMPATIENT) as node:
             (error,) = await errors(node, world.admin)
             assert f"device {PARTITION}: there is no such partition of {GPU} now" in error
@@ -71,7 +71,7 @@ def test_where_there_is_no_partition_it_says_so_and_makes_none(tmp_path: Path) -
 
 def test_it_waits_for_a_tenant_that_is_being_prepared(tmp_path: Path) -> None:
     async def main() -> None:
-        world = World()
+        world = SharedPartition()
         async with running(tmp_path, world.kube, backend=world.machine) as node:
             async with asyncio.TaskGroup() as tasks:
                 admin = tasks.create_task(errors(node, world.admin))
@@ -86,7 +86,7 @@ def test_it_waits_for_a_tenant_that_is_being_prepared(tmp_path: Path) -> None:
 
 def test_a_tenant_takes_its_partition_away_and_the_document_with_it(tmp_path: Path) -> None:
     async def main() -> None:
-        world = World()
+        world = SharedPartition()
         uid = world.admin["metadata"]["uid"]
 
         def documented() -> bool:
@@ -111,7 +111,7 @@ def test_a_tenant_takes_its_partition_away_and_the_document_with_it(tmp_path: Pa
 
 def test_a_restart_of_the_agent_makes_no_partition_for_it(tmp_path: Path) -> None:
     async def main() -> None:
-        world = World()
+        world = SharedPartition()
         async with running(tmp_path, world.kube, backend=world.machine) as node:
             assert await errors(node, world.tenant, world.admin) == ["", ""]
         gpu = world.machine.uuid(GPU)
@@ -129,7 +129,7 @@ def test_a_restart_of_the_agent_makes_no_partition_for_it(tmp_path: Path) -> Non
 
 def test_a_reboot_leaves_the_partition_to_its_tenant(tmp_path: Path) -> None:
     async def main() -> None:
-        world = World()
+        world = SharedPartition()
         boot = tmp_path / "proc/sys/kernel/random/boot_id"
         boot.parent.mkdir(parents=True)
         settings = {"procfs_root": tmp_path / "proc"}
@@ -151,7 +151,7 @@ def test_a_reboot_leaves_the_partition_to_its_tenant(tmp_path: Path) -> None:
 
 def test_a_claim_may_hold_a_partition_and_look_at_it(tmp_path: Path) -> None:
     async def main() -> None:
-        world = World()
+        world = SharedPartition()
         both = claim("both", PARTITION, PARTITION)
         results = both["status"]["allocation"]["devices"]["results"]
         # What looks on comes first in the allocation.
@@ -170,7 +170,7 @@ def test_a_claim_may_hold_a_partition_and_look_at_it(tmp_path: Path) -> None:
 
 def test_it_makes_no_partition_this_drivers(tmp_path: Path) -> None:
     async def main() -> None:
-        world = World()
+        world = SharedPartition()
         async with running(tmp_path, world.kube, backend=world.machine) as node:
             gpu = world.machine.uuid(GPU)
             world.machine.made.set_partitioning(gpu, True)

@@ -36,7 +36,7 @@ TYPO = {
 }
 
 
-class World:
+class SimulatedCluster:
     """Two nodes with two devices each; pods of lower names are older."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class World:
 
 
 def test_nothing_is_allocated_that_kube_scheduler_would_deallocate_for_the_pod_before() -> None:
-    world = World()
+    world = SimulatedCluster()
     world.pod("a", "shared", "impossible")
     world.pod("b", "shared")
     answer = world.ask("b")
@@ -96,14 +96,14 @@ def test_nothing_is_allocated_that_kube_scheduler_would_deallocate_for_the_pod_b
 def test_a_pod_that_kube_scheduler_does_not_look_at_first_keeps_nothing_from_others(
     first: dict[str, Any],
 ) -> None:
-    world = World()
+    world = SimulatedCluster()
     world.pod("a", "shared", "impossible", **first)
     world.pod("b", "shared")
     assert isinstance(world.ask("b"), Write)
 
 
 def test_what_serves_both_is_allocated_where_both_can_go() -> None:
-    world = World()
+    world = SimulatedCluster()
     world.pod("a", "shared", nodeSelector={"kubernetes.io/hostname": "n2"})
     world.pod("b", "shared")
     answer = world.ask("b")
@@ -112,7 +112,7 @@ def test_what_serves_both_is_allocated_where_both_can_go() -> None:
 
 
 def test_what_serves_both_is_allocated_where_the_first_pod_has_a_claim_already() -> None:
-    world = World()
+    world = SimulatedCluster()
     world.claim("there", on="n2")
     world.pod("a", "shared", "there")
     world.pod("b", "shared")
@@ -122,7 +122,7 @@ def test_what_serves_both_is_allocated_where_the_first_pod_has_a_claim_already()
 
 
 def test_the_first_pod_itself_is_served() -> None:
-    world = World()
+    world = SimulatedCluster()
     world.claim("own")
     world.pod("a", "shared", "own")
     world.pod("b", "shared")
@@ -131,7 +131,7 @@ def test_the_first_pod_itself_is_served() -> None:
 
 
 def test_members_of_a_group_do_not_wait_for_each_other_but_for_pods_before_them() -> None:
-    world = World()
+    world = SimulatedCluster()
     labels = {"metadata": {"labels": {GROUP_LABEL: "g", GROUP_SIZE_LABEL: "2"}}}
     world.claim("own")
     world.pod("b", "shared", "own", **labels)

@@ -35,7 +35,7 @@ ALLOCATION = builders.allocation(builders.result("n1", "gpu-0"))
 HELD = codec.convert(AllocationResult, ALLOCATION["allocation"])
 
 
-class World:
+class SimulatedCluster:
     def __init__(self) -> None:
         self.decisions = Decisions(Settings(drivers=(DRIVER,)), lambda: 0.0)
         self.seen(DeviceClass, builders.device_class("gpu", f'device.driver == "{DRIVER}"'))
@@ -63,7 +63,7 @@ class World:
 
 @pytest.mark.parametrize("written", [False, True], ids=["being written", "written"])
 def test_a_shared_claim_is_left_to_a_pod_whose_other_claims_are_being_written(written: bool) -> None:
-    world = World()
+    world = SimulatedCluster()
     world.claim("shared", allocated=True)
     world.claim("never", 5)
     world.claim("own", allocated=written)
@@ -79,7 +79,7 @@ def test_a_shared_claim_is_left_to_a_pod_whose_other_claims_are_being_written(wr
 
 
 def test_a_group_that_is_not_complete_gives_back_devices_of_a_pool_that_was_not_ours_for_a_while() -> None:
-    world = World()
+    world = SimulatedCluster()
     world.claim("a", allocated=True)
     labels = {GROUP_LABEL: "g", GROUP_SIZE_LABEL: "2"}
     world.pod("a", "a", metadata={"labels": labels})

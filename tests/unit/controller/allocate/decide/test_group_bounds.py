@@ -42,7 +42,7 @@ OF = f'device.attributes["{OURS}"]'
 TAINT = {"key": CONTROLLER_TAINT, "value": "allocates", "effect": "NoSchedule"}
 
 
-class World:
+class SimulatedCluster:
     """Nodes with GPUs and a NIC each, and the decisions about them; the clock for work stands still."""
 
     def __init__(self, nodes: int, gpus: int, nodes_per_rack: int = 1) -> None:
@@ -120,7 +120,7 @@ def refusal(answer: PodAnswer) -> str:
 
 
 def test_what_nodes_are_is_not_for_the_first_pod_to_pay() -> None:
-    world = World(300, gpus=8)
+    world = SimulatedCluster(300, gpus=8)
     world.pod("first", 1)
     answer = world.decide("first")
     assert isinstance(answer.decision, Write)
@@ -137,7 +137,7 @@ def test_what_nodes_are_is_not_for_the_first_pod_to_pay() -> None:
 
 def test_a_group_that_no_domain_has_devices_for_is_refused_without_a_search() -> None:
     for nodes, per_rack, size, domain in ((200, 1, 9, "kubernetes.io/hostname"), (240, 7, 57, "rack")):
-        world = World(nodes, gpus=8, nodes_per_rack=per_rack)
+        world = SimulatedCluster(nodes, gpus=8, nodes_per_rack=per_rack)
         world.take("other", "gpu")
         world.group(size, 1, domain)
         answer = world.decide()
@@ -154,7 +154,7 @@ def test_a_group_that_no_domain_has_devices_for_is_refused_without_a_search() ->
 
 
 def test_domains_with_too_few_devices_are_passed_over() -> None:
-    world = World(100, gpus=2)
+    world = SimulatedCluster(100, gpus=2)
     world.node("large", "large")
     world.devices("large", 8)
     world.group(4, 1, "kubernetes.io/hostname")
@@ -165,9 +165,9 @@ def test_domains_with_too_few_devices_are_passed_over() -> None:
     assert answer.steps < 1_000
 
 
-def contended() -> World:
+def contended() -> SimulatedCluster:
     """A group that fits one node by number, but not by its NUMA nodes, and other pods beside it."""
-    world = World(6, gpus=4, nodes_per_rack=6)
+    world = SimulatedCluster(6, gpus=4, nodes_per_rack=6)
     for i in range(6):
         assert world.take(f"nic-{i}", "nic")
     held = world.take("held", "gpu")
@@ -227,7 +227,7 @@ def test_a_refusal_of_members_that_would_join_is_remembered_as_well() -> None:
 
 
 def test_a_device_that_helps_has_the_group_looked_at_again() -> None:
-    world = World(2, gpus=4, nodes_per_rack=2)
+    world = SimulatedCluster(2, gpus=4, nodes_per_rack=2)
     assert world.take("a", "gpu", 2) == world.take("b", "gpu") == "n000"
     world.group(4, 2, "rack")
     assert "at best for all but 2" in refusal(world.decide())
@@ -249,7 +249,7 @@ def test_a_node_a_class_or_a_pool_that_changes_has_the_group_looked_at_again() -
     world.devices("n100", 12)
     assert isinstance(world.decide().decision, GroupWrite)
 
-    world = World(1, gpus=8)
+    world = SimulatedCluster(1, gpus=8)
     others = codec.convert(DeviceClass, builders.device_class("gpu", f'{OF}.kind == "nic"'))
     world.decisions.apply(ObjectSeen(others))
     world.group(2, 2, "rack")
@@ -259,7 +259,7 @@ def test_a_node_a_class_or_a_pool_that_changes_has_the_group_looked_at_again() -
 
 
 def test_members_that_share_a_claim_are_not_counted_twice() -> None:
-    world = World(1, gpus=1)
+    world = SimulatedCluster(1, gpus=1)
     for name in ("a", "b"):
         body = {
             "metadata": {

@@ -39,7 +39,7 @@ NS = "default"
 TAINT = {"key": CONTROLLER_TAINT, "value": "allocates", "effect": "NoSchedule"}
 
 
-class World:
+class SimulatedCluster:
     """Nodes with GPUs, and the decisions about pods."""
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ def refusal(answer: PodAnswer) -> str:
 @pytest.mark.parametrize(("large", "a100"), [("a", "b"), ("b", "a")])
 def test_a_member_leaves_the_only_device_of_another_to_it(large: str, a100: str) -> None:
     """Whichever of them comes first by name."""
-    world = World()
+    world = SimulatedCluster()
     world.node("n1", "A100-80")
     world.node("n2", "H200-141")
     world.member(large, 2, "A100-80", "H200-141")
@@ -136,7 +136,7 @@ def test_a_member_leaves_the_only_device_of_another_to_it(large: str, a100: str)
 
 def test_the_domain_with_the_least_to_spare_is_taken() -> None:
     """Not the scarcest GPUs because their rack has the fewest nodes, or the first name."""
-    world = World()
+    world = SimulatedCluster()
     world.node("n1", "H200-141", "H200-141", rack="a")
     for name in ("n2", "n3"):
         world.node(name, "A100-80", "A100-80", rack="b")
@@ -145,9 +145,9 @@ def test_the_domain_with_the_least_to_spare_is_taken() -> None:
     assert set(nodes_of(world.decide("x")).values()) <= {"n2", "n3"}
 
 
-def two_zones() -> World:
+def two_zones() -> SimulatedCluster:
     """Racks of two GPUs in two zones; of each rack one GPU is of clique x, the other of y."""
-    world = World()
+    world = SimulatedCluster()
     for i, (zone, rack) in enumerate([("z", "a"), ("z", "b"), ("w", "c")]):
         body = builders.node(f"n{i}", labels={"zone": zone, "rack": rack})
         world.see(Node, body)
@@ -228,7 +228,7 @@ def test_members_that_hold_devices_decide_for_the_others(domain: str) -> None:
 
 def test_a_look_while_the_group_is_being_written_gives_nothing_back() -> None:
     """The devices that the rest is about to have are taken, by the rest."""
-    world = World()
+    world = SimulatedCluster()
     world.node("n1", "A100-80", "A100-80", "A100-80")
     for name in ("m0", "m1", "m2"):
         world.member(name, 3)
@@ -246,7 +246,7 @@ def test_a_look_while_the_group_is_being_written_gives_nothing_back() -> None:
 
 
 def test_members_share_the_cpu_of_nodes() -> None:
-    world = World()
+    world = SimulatedCluster()
     for name in ("n1", "n2"):
         world.node(name, *["A100-80"] * 4, cpu="8")
     for i in range(4):
@@ -255,7 +255,7 @@ def test_members_share_the_cpu_of_nodes() -> None:
 
 
 def test_a_refusal_says_how_many_members_fit() -> None:
-    world = World()
+    world = SimulatedCluster()
     world.node("n1", *["A100-80"] * 4, cpu="8")
     for i in range(3):
         world.member(f"m{i}", 3, cpu="3")
@@ -264,7 +264,7 @@ def test_a_refusal_says_how_many_members_fit() -> None:
 
 def test_cpu_that_becomes_free_has_a_refused_group_looked_at_again() -> None:
     """Although it changes nothing for a single member."""
-    world = World()
+    world = SimulatedCluster()
     world.node("n1", *["A100-80"] * 4, cpu="8")
     world.bound("other", "n1", "1")
     for i in range(2):
@@ -275,7 +275,7 @@ def test_cpu_that_becomes_free_has_a_refused_group_looked_at_again() -> None:
 
 
 def test_members_with_claims_of_another_driver_go_where_those_can_go_too() -> None:
-    world = World()
+    world = SimulatedCluster()
     for name in ("n1", "n2"):
         world.node(name, "A100-80", "A100-80")
     world.see(DeviceClass, builders.device_class("nic", 'device.driver == "nic.example.com"'))

@@ -46,7 +46,7 @@ def pool(node: str) -> PoolID:
     return PoolID(DRIVER, PoolName(node))
 
 
-class World:
+class SimulatedCluster:
     """Two nodes with two GPUs each; on n2 there is a NIC, beside gpu-1."""
 
     def __init__(self, *, lends: bool = True) -> None:
@@ -99,7 +99,7 @@ def both(**more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 @pytest.mark.parametrize("resource", [RESOURCE, IMPLICIT])
 def test_devices_are_lent_for_extended_resources(resource: str) -> None:
-    world = World()
+    world = SimulatedCluster()
     world.claim("one", status=builders.allocation(builders.result("n1", "gpu-0")))
     # Best fit: the node that has less left.
     assert world.ask("a", **asking(1, resource)) == lend("n1", "gpu-1")
@@ -108,7 +108,7 @@ def test_devices_are_lent_for_extended_resources(resource: str) -> None:
 
 
 def test_devices_are_lent_for_a_claim_over_two_drivers() -> None:
-    world = World()
+    world = SimulatedCluster()
     world.claim("both", *both())
     answer = world.ask("a", "both")
     assert isinstance(answer, Lend)
@@ -123,7 +123,7 @@ def test_devices_are_lent_for_a_claim_over_two_drivers() -> None:
 
 
 def test_members_of_a_group_get_no_loans_and_are_told_why() -> None:
-    world = World()
+    world = SimulatedCluster()
     for name in ("a", "b"):
         world.claim(name, *both())
         labels = {"labels": {GROUP_LABEL: "g", GROUP_SIZE_LABEL: "2"}}
@@ -135,7 +135,7 @@ def test_members_of_a_group_get_no_loans_and_are_told_why() -> None:
 
 
 def test_claims_of_ours_go_along_with_extended_resources() -> None:
-    world = World()
+    world = SimulatedCluster()
     world.claim("own")
     answer = world.ask("a", "own", **asking(1))
     assert isinstance(answer, Lend)
@@ -143,7 +143,7 @@ def test_claims_of_ours_go_along_with_extended_resources() -> None:
 
 
 def test_nothing_is_lent_where_lending_is_off() -> None:
-    world = World(lends=False)
+    world = SimulatedCluster(lends=False)
     world.claim("both", *both())
     world.claim("own")
     refusal = world.ask("a", "both")
@@ -154,7 +154,7 @@ def test_nothing_is_lent_where_lending_is_off() -> None:
 
 
 def test_what_others_have_is_left_to_kube_scheduler() -> None:
-    world = World()
+    world = SimulatedCluster()
     assert world.ask("a", **asking(1, "example.com/unknown")) == Proceed()
     assert world.ask("b", **asking(1, "deviceclass.resource.kubernetes.io/nic")) == Proceed()
     world.claim("nic", builders.request("nic", "nic"))
@@ -165,7 +165,7 @@ def test_what_others_have_is_left_to_kube_scheduler() -> None:
 
 def test_devices_of_ours_are_lent_where_kube_scheduler_could_not_use_those_of_others() -> None:
     """It has reported the pod since: in its pool a decision has the device that is not written yet."""
-    world = World()
+    world = SimulatedCluster()
     world.seen(ResourceSlice, builders.resource_slice("n1", *map(builders.device, ("gpu-0", "gpu-1"))))
     world.node("n1")
     pod_ = builders.pod("a", uid="a", **asking(2))
@@ -188,7 +188,7 @@ def test_devices_of_ours_are_lent_where_kube_scheduler_could_not_use_those_of_ot
 
 
 def test_a_node_whose_device_plugin_advertises_the_resource_is_left_out() -> None:
-    world = World()
+    world = SimulatedCluster()
     world.node("n1", example_com__gpu="2")
     for name in ("a", "b"):
         answer = world.ask(name, **asking(1))
@@ -197,7 +197,7 @@ def test_a_node_whose_device_plugin_advertises_the_resource_is_left_out() -> Non
 
 
 def test_one_loan_at_a_time_on_a_node_and_none_of_what_is_lent() -> None:
-    world = World()
+    world = SimulatedCluster()
     world.claim("both", *both())
     world.decisions.apply(PoolChanged(pool("n2"), False, PoolPolicy(), frozenset({"gpu-0"})))
     answer = world.ask("b", **asking(1))
@@ -212,7 +212,7 @@ def test_one_loan_at_a_time_on_a_node_and_none_of_what_is_lent() -> None:
 
 
 def test_a_node_where_a_loan_was_in_vain_is_left_out_for_a_while() -> None:
-    world = World()
+    world = SimulatedCluster()
     first = world.ask("a", **asking(1))
     assert isinstance(first, Lend)
     world.decisions.apply(NodeTurnedDown(Uid("a"), first.node, 0.0))
@@ -223,13 +223,13 @@ def test_a_node_where_a_loan_was_in_vain_is_left_out_for_a_while() -> None:
 
 @pytest.mark.parametrize("amount", [33, 10**6, 10**15, 10**18, 10**30])
 def test_nothing_is_lent_for_an_amount_that_no_claim_can_have(amount: int) -> None:
-    answer = World().ask("a", **asking(amount))
+    answer = SimulatedCluster().ask("a", **asking(amount))
     # What does not fit into 64 bits kube-scheduler does not count.
     assert isinstance(answer, Refuse if amount < 2**59 else Proceed)
 
 
 def test_a_pod_of_many_containers_is_refused_or_served() -> None:
-    world = World()
+    world = SimulatedCluster()
     one = asking(1)["containers"][0]
     containers = [{**one, "name": f"c{i}"} for i in range(200)]
     refusal = world.ask("a", containers=containers)
@@ -237,7 +237,7 @@ def test_a_pod_of_many_containers_is_refused_or_served() -> None:
 
 
 def test_admin_access_is_not_lent() -> None:
-    world = World()
+    world = SimulatedCluster()
     world.claim("look", *both(adminAccess=True))
     refusal = world.ask("a", "look")
     assert isinstance(refusal, Refuse)
@@ -245,7 +245,7 @@ def test_admin_access_is_not_lent() -> None:
 
 
 def test_a_pod_that_has_its_extended_resources_gets_no_more() -> None:
-    world = World()
+    world = SimulatedCluster()
     body = builders.pod("a", uid="a", **asking(1))
     body["status"]["extendedResourceClaimStatus"] = {"resourceClaimName": "made", "requestMappings": []}
     world.seen(Pod, body)
@@ -257,7 +257,7 @@ def test_a_pod_that_has_its_extended_resources_gets_no_more() -> None:
 
 
 def test_the_answer_is_the_same_from_another_process() -> None:
-    world = World()
+    world = SimulatedCluster()
     answer = world.answer("a", **asking(2))
     received = codec.decode(Answer, packed_answer(answer, answer.version, 0, slow=False))
     assert decision_of(received, lambda _: None) == answer.decision

@@ -43,7 +43,7 @@ def pool(node: str) -> PoolID:
     return PoolID(DRIVER, PoolName(node))
 
 
-class World:
+class SimulatedCluster:
     """Nodes with one GPU each."""
 
     def __init__(self, *nodes: str, lends: bool = True) -> None:
@@ -83,8 +83,8 @@ def nodes(decision: Decision) -> list[str]:
     return [one.node for one in decision.nodes]
 
 
-def world_of(*names: str, **spec: Any) -> World:
-    world = World(*names)
+def world_of(*names: str, **spec: Any) -> SimulatedCluster:
+    world = SimulatedCluster(*names)
     world.claim()
     world.pod(**spec)
     return world
@@ -114,7 +114,7 @@ def test_nothing_is_lent_on_a_node_where_something_is() -> None:
 
 
 def test_a_pod_for_which_no_node_would_do_is_tried_by_us() -> None:
-    world = World()
+    world = SimulatedCluster()
     world.claim()
     world.pod(gated=False, report="0/2 nodes are available: 2 node(s) didn't match pod affinity rules.")
     world.turned_down(EVERYWHERE)
@@ -200,7 +200,7 @@ def test_devices_are_lent_for_what_we_do_not_look_at(spec: dict[str, Any], known
 @pytest.mark.parametrize("provisioner", ["disks.example.com", "kubernetes.io/no-provisioner"])
 def test_devices_are_lent_for_a_pod_whose_volume_is_to_be_made(provisioner: str) -> None:
     made = provisioner == "disks.example.com"
-    world = World()
+    world = SimulatedCluster()
     mode = {"volumeBindingMode": "WaitForFirstConsumer"}
     world.seen(StorageClass, {"metadata": {"name": "s"}, "provisioner": provisioner, **mode})
     asked = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
@@ -223,7 +223,7 @@ def test_devices_are_lent_for_a_pod_whose_volume_is_to_be_made(provisioner: str)
 
 
 def test_a_claim_that_is_newer_than_we_are_is_lent_for_by_what_we_understand() -> None:
-    world = World()
+    world = SimulatedCluster()
     small = {"cel": {"expression": 'device.attributes["gpu.example.com"].type == "gpu"'}}
     world.claim("c", builders.request(selectors=[small, NEWER]), constraints=[{"sameSwitch": "leaf"}])
     world.pod()
@@ -237,7 +237,7 @@ def test_a_claim_that_is_newer_than_we_are_is_lent_for_by_what_we_understand() -
 
 
 def test_a_claim_that_is_not_understood_enough_is_refused_with_the_reason() -> None:
-    world = World()
+    world = SimulatedCluster()
     request = builders.request(selectors=[NEWER])
     request["exactly"]["allocationMode"] = "Fraction"
     world.claim("c", request)
@@ -248,7 +248,7 @@ def test_a_claim_that_is_not_understood_enough_is_refused_with_the_reason() -> N
 
 
 def test_a_claim_that_is_newer_than_we_are_is_refused_where_nothing_is_lent() -> None:
-    world = World(lends=False)
+    world = SimulatedCluster(lends=False)
     world.claim("c", builders.request(selectors=[NEWER]))
     world.pod()
     refusal = world.ask()

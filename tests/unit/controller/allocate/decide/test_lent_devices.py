@@ -32,7 +32,7 @@ POOL = PoolID(DRIVER, PoolName("n1"))
 ROOM = {"cpu": "8", "memory": "32Gi", "pods": "110"}
 
 
-class World:
+class SimulatedCluster:
     """A node with two GPUs."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class World:
 
 @pytest.mark.parametrize("untainted", [False, True], ids=["still tainted", "untainted"])
 def test_a_lent_device_is_not_allocated_and_its_pool_stays_ours(untainted: bool) -> None:
-    world = World()
+    world = SimulatedCluster()
     world.claim("one")
     world.claim("two", builders.request(count=2))
     world.claim("all", builders.request(count=None))
@@ -92,7 +92,7 @@ def test_a_lent_device_is_not_allocated_and_its_pool_stays_ours(untainted: bool)
 
 
 def test_an_untainted_device_that_is_not_lent_makes_the_pool_kube_schedulers() -> None:
-    world = World()
+    world = SimulatedCluster()
     world.claim("one")
     world.lend("gpu-0")
     world.publish("gpu-1")
@@ -103,7 +103,7 @@ def test_an_untainted_device_that_is_not_lent_makes_the_pool_kube_schedulers() -
 
 
 def test_nothing_is_given_back_that_is_held_of_a_lent_device() -> None:
-    world = World()
+    world = SimulatedCluster()
     world.claim("held", device="gpu-0")
     world.claim("more", builders.request(count=2))
     answer = world.ask("held", "more")
@@ -116,7 +116,7 @@ def test_nothing_is_given_back_that_is_held_of_a_lent_device() -> None:
 
 
 def test_admin_access_takes_nothing_of_a_lent_device() -> None:
-    world = World()
+    world = SimulatedCluster()
     world.claim("look", builders.request(count=None, adminAccess=True))
     world.lend("gpu-0")
     assert sorted(world.gets("look")) == ["gpu-0", "gpu-1"]
@@ -124,7 +124,7 @@ def test_admin_access_takes_nothing_of_a_lent_device() -> None:
 
 def test_what_is_taken_is_the_same_object_as_long_as_nothing_changes() -> None:
     """The allocator finds what has changed by comparing objects."""
-    world = World()
+    world = SimulatedCluster()
     claims = world.decisions._claims
     bare = claims.allocated
     world.lend("gpu-0")

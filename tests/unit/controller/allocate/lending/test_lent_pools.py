@@ -49,7 +49,7 @@ def noting(*names: str, driver: str = DRIVER, node: str = "n1", name: str = "") 
     return body
 
 
-class World:
+class SimulatedCluster:
     def __init__(self, cluster: FakeClient) -> None:
         self.cluster = cluster
         self.changes: list[Change] = []
@@ -75,7 +75,7 @@ class World:
 
 def played(cluster: FakeClient, scenario: Any) -> None:
     async def main() -> None:
-        world = World(cluster)
+        world = SimulatedCluster(cluster)
         tasks = [asyncio.create_task(i.run()) for i in world.informers]
         try:
             for informer in world.informers:
@@ -92,7 +92,7 @@ def test_a_unit_is_lent_as_a_whole_and_its_pool_stays_ours() -> None:
     cluster = FakeClient()
     cluster.put(RESOURCE_SLICES, cut_gpu())
 
-    async def scenario(world: World) -> None:
+    async def scenario(world: SimulatedCluster) -> None:
         assert world.owns("gpu-0-b")
         version = world.owners.version
         world.states.set_lent(POOL, {"gpu-0-a"})
@@ -124,7 +124,7 @@ def test_a_unit_is_lent_as_a_whole_and_its_pool_stays_ours() -> None:
 def test_a_unit_follows_what_is_published_of_it() -> None:
     cluster = FakeClient()
 
-    async def scenario(world: World) -> None:
+    async def scenario(world: SimulatedCluster) -> None:
         world.states.set_lent(POOL, {"gpu-0"})
         assert world.states.lent(POOL) == {"gpu-0"}
         cluster.put(RESOURCE_SLICES, cut_gpu())
@@ -141,7 +141,7 @@ def test_what_an_inventory_notes_is_lent_before_anybody_says_so() -> None:
     # A node that speaks of the pool of another one is not believed.
     cluster.put(DEVICE_INVENTORIES, noting("gpu-1", name="n2"))
 
-    async def scenario(world: World) -> None:
+    async def scenario(world: SimulatedCluster) -> None:
         assert world.states.lent(POOL) == {"gpu-0", "gpu-0-a", "gpu-0-b"}
         assert world.owns("gpu-1")
         world.states.set_lent(POOL, {"gpu-1"})

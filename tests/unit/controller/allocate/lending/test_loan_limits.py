@@ -23,7 +23,7 @@ from dra_driver.kube import Informer
 from dra_driver.ownership import PoolID
 
 
-class World:
+class SimulatedCluster:
     """A cluster with pools that have counters, and the limits."""
 
     def __init__(self, budget: float, pools: int = 0) -> None:
@@ -53,7 +53,7 @@ class World:
         ]
 
 
-def run(world: World, scenario: Callable[[], Awaitable[None]]) -> None:
+def run(world: SimulatedCluster, scenario: Callable[[], Awaitable[None]]) -> None:
     async def main() -> None:
         tasks = [asyncio.create_task(i.run()) for i in (world.pods, world.slices)]
         await asyncio.sleep(1.0)
@@ -65,7 +65,7 @@ def run(world: World, scenario: Callable[[], Awaitable[None]]) -> None:
 
 
 def test_without_counters_every_fleet_is_cheap() -> None:
-    world = World(1.0)
+    world = SimulatedCluster(1.0)
 
     async def scenario() -> None:
         assert world.refusal("p", 5_000) == ""
@@ -75,7 +75,7 @@ def test_without_counters_every_fleet_is_cheap() -> None:
 
 
 def test_a_look_at_one_node_that_costs_too_much_is_refused() -> None:
-    world = World(0.000_3, pools=60)
+    world = SimulatedCluster(0.000_3, pools=60)
 
     async def scenario() -> None:
         assert len(world.counted) == 60
@@ -90,7 +90,7 @@ def test_a_look_at_one_node_that_costs_too_much_is_refused() -> None:
 
 
 def test_a_loan_that_would_cost_too_much_if_it_were_in_vain_is_refused() -> None:
-    world = World(1.0, pools=500)
+    world = SimulatedCluster(1.0, pools=500)
 
     async def scenario() -> None:
         assert "the 500 nodes that suit the pod" in world.refusal("anywhere", 500)
@@ -101,7 +101,7 @@ def test_a_loan_that_would_cost_too_much_if_it_were_in_vain_is_refused() -> None
 
 
 def test_no_more_gates_are_lifted_while_pods_without_one_cost_too_much() -> None:
-    world = World(1.5)
+    world = SimulatedCluster(1.5)
 
     async def scenario() -> None:
         first = world.pod("first")
@@ -124,7 +124,7 @@ def test_no_more_gates_are_lifted_while_pods_without_one_cost_too_much() -> None
 
 
 def test_a_pod_that_gets_what_was_lent_costs_nothing_more() -> None:
-    world = World(1.0)
+    world = SimulatedCluster(1.0)
 
     async def scenario() -> None:
         one = world.pod("one", gated=False)
@@ -137,7 +137,7 @@ def test_a_pod_that_gets_what_was_lent_costs_nothing_more() -> None:
 
 
 def test_withheld_counters_cost_nothing_until_something_of_their_pool_is_lent() -> None:
-    world = World(1.0, pools=500)
+    world = SimulatedCluster(1.0, pools=500)
     for i in range(500):
         withhold(world, i)
     lend = Lend((LentNode("n1", ((PoolID(builders.DRIVER, PoolName("m0")), ("c",)),)),), suitable=5_000)
@@ -160,7 +160,7 @@ def test_withheld_counters_cost_nothing_until_something_of_their_pool_is_lent() 
     run(world, scenario)
 
 
-def withhold(world: World, number: int, *, withheld: bool = True) -> None:
+def withhold(world: SimulatedCluster, number: int, *, withheld: bool = True) -> None:
     name = builders.resource_slice(f"m{number}")["metadata"]["name"]
     slice_ = world.cluster.obj(RESOURCE_SLICES, name)
     annotations = {COUNTERS_ANNOTATION: ""} if withheld else None

@@ -25,7 +25,7 @@ SHARE = "0b0e0c5e-5a3f-4b3f-9d65-0d4e1c5b8f2a"
 
 
 @dataclass
-class World:
+class SimulatedCluster:
     cluster: FakeClient
     shares: SettledShares
 
@@ -49,11 +49,11 @@ class World:
         self.cluster.put(RESOURCE_CLAIMS, builders.claim(claim, status=status))
 
 
-def play(scenario: Callable[[World], Awaitable[None]]) -> None:
+def play(scenario: Callable[[SimulatedCluster], Awaitable[None]]) -> None:
     async def main() -> None:
         cluster = FakeClient()
         claims, pods = Informer(cluster, RESOURCE_CLAIMS), Informer(cluster, PODS)
-        world = World(cluster, SettledShares(claims, pods, virtual_time.LoopClock()))
+        world = SimulatedCluster(cluster, SettledShares(claims, pods, virtual_time.LoopClock()))
         tasks = [asyncio.create_task(claims.run()), asyncio.create_task(pods.run())]
         try:
             await claims.synced.wait()
@@ -67,7 +67,7 @@ def play(scenario: Callable[[World], Awaitable[None]]) -> None:
 
 
 def test_what_was_bound_with_a_share_shows_that_it_is_known() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: SimulatedCluster) -> None:
         world.pod()
         world.give("p")
         await asyncio.sleep(10)
@@ -88,7 +88,7 @@ def test_what_was_bound_with_a_share_shows_that_it_is_known() -> None:
 
 
 def test_a_share_rests_for_two_seconds_in_any_case() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: SimulatedCluster) -> None:
         world.pod()
         world.give("p")
         await asyncio.sleep(0.1)
@@ -109,7 +109,7 @@ def test_a_share_rests_for_two_seconds_in_any_case() -> None:
 
 
 def test_an_earlier_binding_shows_nothing_about_a_later_allocation() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: SimulatedCluster) -> None:
         for name in ("first", "second"):
             world.pod(name)
         world.give("first")
@@ -135,7 +135,7 @@ def test_an_earlier_binding_shows_nothing_about_a_later_allocation() -> None:
     "how", ["with a node from the start", "again under its name", "by another scheduler"]
 )
 def test_a_pod_that_kube_scheduler_may_not_have_bound_shows_nothing(how: str) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: SimulatedCluster) -> None:
         match how:
             case "with a node from the start":
                 world.pod(nodeName="n1")
@@ -159,7 +159,7 @@ def test_a_pod_that_kube_scheduler_may_not_have_bound_shows_nothing(how: str) ->
 
 
 def test_nothing_is_kept_of_pods_and_claims_that_are_gone() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: SimulatedCluster) -> None:
         for i in range(5):
             world.pod(f"p{i}")
             world.give(f"p{i}", claim=f"c{i}")
