@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -157,6 +159,28 @@ def test_a_killed_server_has_closed_its_port() -> None:
             await client.get(CONFIG_MAPS)
 
     run(scenario)
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_a_connection_that_arrives_while_the_port_closes_is_ended(turns: int) -> None:
+    async def scenario() -> None:
+        server = ApiServer()
+        await server.start()
+        address = urlsplit(server.url)
+        # The kernel has accepted it; the server learns of it some turns of the loop later.
+        with socket.create_connection((address.hostname, address.port)) as client:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await server.stop()
+            for _ in range(10):
+                await asyncio.sleep(0)
+            client.setblocking(False)
+            try:
+                assert client.recv(1) == b""
+            except ConnectionResetError:
+                pass
+
+    asyncio.run(scenario())
 
 
 def test_a_plan_that_ends_in_an_outage_leaves_no_server_down() -> None:
