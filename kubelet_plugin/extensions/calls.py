@@ -10,7 +10,6 @@ import asyncio
 import copy
 import fcntl
 import os
-import re
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,8 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
-from dra_driver.errors import DraError, PrepareError, StillPreparing
+from dra_driver.discovery.core.strangers import guarded
+from dra_driver.errors import PrepareError, StillPreparing
 from dra_driver.hardware import DeviceWork
 
 __all__ = ["BackendCalls"]
@@ -36,8 +36,6 @@ _SPARE: Final = 8
 _KEPT_SECONDS: Final = 600.0
 # A call for which less is left than this has used up its time.
 _SLACK_SECONDS: Final = 0.1
-_CHARACTERS: Final = 400
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]+")
 
 log = structlog.get_logger(__name__)
 
@@ -278,20 +276,7 @@ class BackendCalls:
         return PrepareError(f"device {about}: backend {self._name}: {why}", retryable=True)
 
     def _guarded(self, work: Callable[..., _T], args: tuple[object, ...]) -> _T:
-        try:
-            return work(*args)
-        except PrepareError as e:
-            raise PrepareError(self._text(str(e)), retryable=e.retryable) from e
-        except DraError as e:
-            raise PrepareError(self._text(str(e))) from e
-        except BaseException as e:  # also SystemExit: nothing that a backend raises ends the agent
-            log.exception("a backend has failed", backend=self._name)
-            raise PrepareError(self._text(f"{type(e).__name__}: {e}")) from e
-
-    def _text(self, text: str) -> str:
-        """Return a text for the Event of a pod: one line, of bounded length."""
-        text = _CONTROL.sub(" ", text)
-        return f"backend {self._name}: {text if len(text) <= _CHARACTERS else text[:_CHARACTERS] + '…'}"
+        return guarded(f"backend {self._name}", work, *args)
 
 
 def _now() -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dra_driver.discovery.core.strangers import guarded
 from dra_driver.errors import PrepareError
 from dra_driver.hardware import GpuInstance
 from dra_driver.ports import PartitionMaker
@@ -29,7 +30,7 @@ class PartitionsOnly:
 
     def has(self, gpu: str) -> bool:
         """See ``GpuControl``."""
-        return self._maker.partitions(gpu) is not None
+        return self._found(gpu) is not None
 
     def compute_mode(self, gpu: str) -> str:
         """See ``GpuControl``."""
@@ -52,21 +53,24 @@ class PartitionsOnly:
 
     def instances(self, gpu: str) -> Sequence[GpuInstance]:
         """See ``GpuControl``."""
-        found = self._maker.partitions(gpu)
+        found = self._found(gpu)
         if found is None:
             raise PrepareError(f"device {gpu} is not there", retryable=True)
         return found
 
     def create_instance(self, gpu: str, profile_id: int, start: int, size: int) -> GpuInstance:
         """See ``GpuControl``."""
-        return self._maker.create_partition(gpu, profile_id, start, size)
+        return guarded(f"device {gpu}", self._maker.create_partition, gpu, profile_id, start, size)
 
     def destroy_instance(self, gpu: str, instance_id: int) -> None:
         """See ``GpuControl``."""
-        self._maker.destroy_partition(gpu, instance_id)
+        guarded(f"device {gpu}", self._maker.destroy_partition, gpu, instance_id)
         # A maker may return although the device has refused. Its claim would be forgotten, and the partition
         # would be nobody's.
-        if any(p.instance_id == instance_id for p in self._maker.partitions(gpu) or ()):
+        if any(p.instance_id == instance_id for p in self._found(gpu) or ()):
             raise PrepareError(
                 f"device {gpu}: partition {instance_id} is still there after it was destroyed", retryable=True
             )
+
+    def _found(self, gpu: str) -> Sequence[GpuInstance] | None:
+        return guarded(f"device {gpu}", self._maker.partitions, gpu)

@@ -94,7 +94,7 @@ def test_a_partition_that_the_device_keeps_is_reported(
 
     with monkeypatch.context() as disk:
         disk.setattr(os, "unlink", full)
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(PrepareError, match=r"device node1-0: OSError: .*No space left"):
             control.destroy_instance("node1-0", made.instance_id)
     assert list(control.instances("node1-0")) == [made]
     control.destroy_instance("node1-0", made.instance_id)

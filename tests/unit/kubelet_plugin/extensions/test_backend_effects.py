@@ -121,6 +121,37 @@ def test_a_failure_is_undone_and_told_in_one_line() -> None:
     run(scenario)
 
 
+class NoText(Exception):
+    def __str__(self) -> str:
+        raise SystemExit("not even this")
+
+
+def test_an_error_without_a_text_is_told_and_keeps_nothing_else_from_being_undone() -> None:
+    npu = Npu()
+
+    def fails() -> None:
+        raise NoText
+
+    async def scenario(kube: FakeClient, disk: Disk) -> None:
+        preparer = node(disk, kube, npu)
+        reference = given(kube, "one", "acme-0", "acme-1")
+        npu.in_prepare = fails
+        with pytest.raises(PrepareError, match=r"NoText: its text cannot be told \(SystemExit\)"):
+            await preparer.prepare(reference)
+        npu.in_prepare = lambda: None
+        await preparer.prepare(reference)
+        npu.in_unprepare = fails
+        npu.calls.clear()
+        with pytest.raises(PrepareError, match="NoText"):
+            await preparer.unprepare(reference)
+        assert npu.calls == ["unprepare acme-1", "unprepare acme-0"]
+        npu.in_unprepare = lambda: None
+        await preparer.unprepare(reference)
+        assert not npu.set
+
+    run(scenario)
+
+
 def test_an_undoing_that_fails_keeps_the_device_and_is_tried_again() -> None:
     npu = Npu()
 
