@@ -18,7 +18,17 @@ from dra_driver.api.meta import Resource, WireObject
 from dra_driver.api.quantity import Quantity
 from dra_driver.errors import DecodeError, InvalidQuantity
 
-__all__ = ["convert", "decode", "decode_strict", "encode", "from_json", "plain", "to_raw", "unknown_fields"]
+__all__ = [
+    "build",
+    "convert",
+    "decode",
+    "decode_strict",
+    "encode",
+    "from_json",
+    "plain",
+    "to_raw",
+    "unknown_fields",
+]
 
 _T = TypeVar("_T")
 
@@ -57,6 +67,16 @@ def _decoder(kind: type[_T]) -> msgspec.json.Decoder[_T]:
 
 
 _encoder = msgspec.json.Encoder(enc_hook=_enc_hook)
+
+
+def build(*kinds: type) -> None:
+    """Build the decoders of kinds that threads decode, while there is one thread: when modules are imported.
+
+    msgspec fills in what it knows of a class meanwhile. Another decoder that a second thread builds of the
+    same class sees it half done, and crashes the process.
+    """
+    for kind in kinds:
+        _decoder(kind)
 
 
 def from_json(decoder: msgspec.json.Decoder[_T], data: bytes | str | msgspec.Raw) -> _T:

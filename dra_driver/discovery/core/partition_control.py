@@ -1,15 +1,30 @@
-"""The control of devices that can be cut into partitions, and of which nothing else can be changed."""
+"""The control of devices that can be cut into partitions, and of which nothing else can be changed.
+
+What makes the partitions is a stranger's code. What it raises is told as an error of the device, and what it
+says that it has done is compared with the partitions that there are then.
+"""
 
 from __future__ import annotations
 
+import posixpath
+from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
+from typing import Final
 
-from dra_driver.discovery.core.strangers import guarded
+from dra_driver import cdi
+from dra_driver.discovery.core.strangers import guarded, plainly
 from dra_driver.errors import PrepareError
 from dra_driver.hardware import GpuInstance
 from dra_driver.ports import PartitionMaker
 
 __all__ = ["PartitionsOnly"]
+
+# Of one device. More are a mistake, or never end.
+_MOST: Final = 4096
+# It is in the record of the claim, in a variable of its containers and in messages.
+_MOST_OF_UUID: Final = 253
+_MOST_NODES: Final = 64
 
 
 class PartitionsOnly:
@@ -60,7 +75,30 @@ class PartitionsOnly:
 
     def create_instance(self, gpu: str, profile_id: int, start: int, size: int) -> GpuInstance:
         """See ``GpuControl``."""
-        return guarded(f"device {gpu}", self._maker.create_partition, gpu, profile_id, start, size)
+        before = self.instances(gpu)
+        made = guarded(
+            f"device {gpu}", lambda: _checked(self._maker.create_partition(gpu, profile_id, start, size))
+        )
+        # A maker may return what it has not made, or has made elsewhere: the claim would have nothing, and
+        # what is left of it would not be found by its place and its identity when it is to be destroyed.
+        there = self.instances(gpu)
+        wanted = (profile_id, start, size)
+        if _place(made) != wanted:
+            if made in there and _place(made) not in map(_place, before):
+                self.destroy_instance(gpu, made.instance_id)
+            raise PrepareError(
+                f"device {gpu}: a partition of profile {profile_id} was to be made at {start}:{size}; made "
+                f"was one of profile {made.profile_id} at {made.start}:{made.size}"
+            )
+        found = next((p for p in there if _place(p) == wanted), None)
+        if found is None or not found.uuid or found.uuid != made.uuid:
+            has = "none" if found is None else f"one with uuid {found.uuid!r}"
+            raise PrepareError(
+                f"device {gpu}: a partition with uuid {made.uuid!r} was made at {start}:{size}, and then "
+                f"there is {has}",
+                retryable=True,
+            )
+        return made
 
     def destroy_instance(self, gpu: str, instance_id: int) -> None:
         """See ``GpuControl``."""
@@ -73,4 +111,58 @@ class PartitionsOnly:
             )
 
     def _found(self, gpu: str) -> Sequence[GpuInstance] | None:
-        return guarded(f"device {gpu}", self._maker.partitions, gpu)
+        """Return the partitions that the maker names; None where the device is not there."""
+
+        def ask() -> Sequence[GpuInstance] | None:
+            found = self._maker.partitions(gpu)
+            return None if found is None else _distinct([_checked(p) for p in islice(found, _MOST + 1)])
+
+        return guarded(f"device {gpu}", ask)
+
+
+def _place(partition: GpuInstance) -> tuple[int, int, int]:
+    return partition.profile_id, partition.start, partition.size
+
+
+def _distinct(found: Sequence[GpuInstance]) -> Sequence[GpuInstance]:
+    """Return the partitions, if it is clear of each which one is meant when it is to be destroyed."""
+    if len(found) > _MOST:
+        raise PrepareError(f"it has more than {_MOST} partitions")
+    numbers, places = Counter(p.instance_id for p in found), Counter(map(_place, found))
+    for partition in found:
+        if numbers[partition.instance_id] > 1 or places[_place(partition)] > 1:
+            raise PrepareError(
+                f"several of its partitions are number {partition.instance_id}, or at "
+                f"{partition.start}:{partition.size}"
+            )
+    return found
+
+
+def _checked(partition: object) -> GpuInstance:
+    """Return a partition as a stranger's code has made it, if it is one that a claim can have."""
+    checked = plainly(GpuInstance, partition)
+    what = f"partition {checked.instance_id}"
+    if len(checked.uuid) > _MOST_OF_UUID or not checked.uuid.isprintable():
+        raise PrepareError(
+            f"{what}: its uuid is {checked.uuid[:80]!r}; expected {_MOST_OF_UUID} printable characters at "
+            "most"
+        )
+    if len(checked.device_nodes) > _MOST_NODES:
+        raise PrepareError(
+            f"{what} has {len(checked.device_nodes)} device nodes; at most {_MOST_NODES} go on"
+        )
+    # As a document of its own, of any kind: what a runtime would refuse.
+    edits = cdi.ContainerEdits(device_nodes=checked.device_nodes)
+    spec = cdi.Spec(
+        cdi_version="", kind="k8s.any/claim", devices=(cdi.Device(name="any", container_edits=edits),)
+    )
+    for finding in cdi.validate(cdi.with_minimum_version(spec)) if checked.device_nodes else ():
+        raise PrepareError(f"{what}: {finding}")
+    for path in (p for node in checked.device_nodes for p in _paths(node)):
+        if not path.startswith("/dev/") or posixpath.normpath(path) != path:
+            raise PrepareError(f"{what}: its device node {path[:80]!r} is not below /dev")
+    return checked
+
+
+def _paths(node: cdi.DeviceNode) -> Sequence[str]:
+    return (node.path, node.host_path) if node.host_path else (node.path,)

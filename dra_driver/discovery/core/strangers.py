@@ -1,4 +1,8 @@
-"""Calls to code of third parties: whatever it raises is an error of ours, with a text that can be told."""
+"""Calls to code of third parties: whatever it raises is an error of ours, with a text that can be told.
+
+What it returns is checked: a constructor takes any values, and a record with one of another type could be
+written and never be read again.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,19 @@ from typing import Final, TypeVar
 
 import structlog
 
+from dra_driver.api import codec
+from dra_driver.cdi import ContainerEdits
 from dra_driver.errors import DraError, PrepareError
+from dra_driver.hardware import DiscoveredDevice, GpuInstance
 
-__all__ = ["guarded", "told"]
+__all__ = ["guarded", "plainly", "told"]
 
 _T = TypeVar("_T")
 _CHARACTERS: Final = 400
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]+")
+
+# What strangers return. It is checked in their threads.
+codec.build(ContainerEdits, DiscoveredDevice, GpuInstance)
 
 log = structlog.get_logger(__name__)
 
@@ -41,6 +51,20 @@ def guarded(about: str, work: Callable[..., _T], *args: object) -> _T:
     except BaseException as e:  # also SystemExit: nothing that a backend raises ends the agent
         log.exception("a backend has failed", about=about)
         raise PrepareError(f"{about}: {type(e).__name__}: {told(e)}") from e
+
+
+def plainly(kind: type[_T], value: object) -> _T:
+    """Return a value that a stranger has made, with every part of it of the type that it has to have.
+
+    Raises:
+        PrepareError: it is another kind of value, or a part of it is.
+    """
+    if not isinstance(value, kind):
+        raise PrepareError(f"expected {kind.__name__}, got {type(value).__name__}")
+    try:
+        return codec.decode(kind, codec.encode(value))
+    except (DraError, TypeError, ValueError, OverflowError, RecursionError) as e:
+        raise PrepareError(f"it cannot be written down and read again: {told(e)}") from e
 
 
 def told(error: BaseException) -> str:

@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
@@ -125,6 +127,35 @@ def test_a_maker_that_destroys_nothing_is_found_out() -> None:
     control.destroy_instance("S0", 5)
     maker.there = None
     control.destroy_instance("S0", 4)
+
+
+_FIRST_IN_THREADS = """
+import sys, threading
+from dra_driver.api.own.inventory import InventoryDevice
+from dra_driver.discovery.core.strangers import plainly
+from dra_driver.hardware import DiscoveredDevice
+
+sys.setswitchinterval(1e-6)
+device = DiscoveredDevice(device=InventoryDevice(name="x"), uuid="u")
+gate = threading.Barrier(4)
+
+def check():
+    gate.wait()
+    plainly(DiscoveredDevice, device)
+
+threads = [threading.Thread(target=check) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+@pytest.mark.slow
+def test_what_strangers_return_can_be_checked_in_several_threads_first() -> None:
+    """Every second process died of a segmentation fault."""
+    for _ in range(6):
+        subprocess.run([sys.executable, "-c", _FIRST_IN_THREADS], check=True, timeout=60)
 
 
 def test_an_argument_for_demos_is_asked_for_where_none_is_given(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import itertools
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -116,5 +118,136 @@ def test_a_maker_that_raises_when_leftovers_are_looked_for_does_not_end_the_agen
         await asked.wait()
         npu.in_partitions = good
         assert not await prepared(node, one)
+
+    play(tmp_path, scenario, npu)
+
+
+def other(**changes: Any) -> Callable[[str, sdk.Partition], Any]:
+    return lambda _, made: dataclasses.replace(made, **changes)
+
+
+RETURNED: dict[str, Callable[[str, sdk.Partition], Any]] = {
+    "expected GpuInstance, got NoneType": lambda *_: None,
+    "was to be made at 0:1; made was one of profile 1 at 1:1": other(start=1),
+    "was to be made at 0:1; made was one of profile 1 at 0:2": other(size=2),
+    "was to be made at 0:1; made was one of profile 7 at 0:1": other(profile_id=7),
+    "with uuid '' was made at 0:1": other(uuid=""),
+    "with uuid 'x' was made at 0:1, and then there is one with uuid 'S0-0'": other(uuid="x"),
+    "Expected `str`, got `int` - at `$.uuid`": other(uuid=5),
+    "Expected `str`, got `null` - at `$.uuid`": other(uuid=None),
+    "uuid is 'a\\nb'; expected 253 printable characters at most": other(uuid="a\nb"),
+    "expected 253 printable": other(uuid="x" * 1_000_000),
+    "surrogates not allowed": other(uuid="\udcff"),
+    "Expected `int`, got `bool` - at `$.instance_id`": other(instance_id=True),
+    "Expected `array`, got `null` - at `$.device_nodes`": other(device_nodes=None),
+    "Expected `object`, got `str` - at `$.device_nodes[0]`": other(device_nodes=("/dev/S0p0",)),
+    "Expected `str`, got `int` - at `$.device_nodes[0].path`": other(device_nodes=[sdk.DeviceNode(5)]),  # type: ignore[arg-type]
+    "'/etc/shadow' is not below /dev": other(device_nodes=[sdk.DeviceNode("/etc/shadow")]),
+    "'/etc/passwd' is not below /dev": other(device_nodes=[sdk.DeviceNode("/dev/x", "/etc/passwd")]),
+    "'/dev/../etc' is not below /dev": other(device_nodes=[sdk.DeviceNode("/dev/../etc")]),
+    ".type: 'q', allowed are b, c, u, p": other(device_nodes=[sdk.DeviceNode("/dev/S0p0", type="q")]),
+    "has 1000 device nodes; at most 64": other(
+        device_nodes=[sdk.DeviceNode(f"/dev/{i}") for i in range(1000)]
+    ),
+}
+
+
+@pytest.mark.parametrize("text", RETURNED)
+def test_what_a_maker_returns_is_compared_with_what_there_is(tmp_path: Path, text: str) -> None:
+    npu = CutNpu()
+
+    async def scenario(node: Node, one: dict[str, Any]) -> None:
+        npu.in_create = RETURNED[text]
+        error = await prepared(node, one)
+        assert error.startswith("device S0: ")
+        assert text in error
+        assert npu.left == []
+        assert not node.plugin._preparer.claims
+        npu.in_create = other()
+        assert not await prepared(node, one)
+        assert npu.left == ["S0-0"]
+
+    play(tmp_path, scenario, npu)
+
+
+@pytest.mark.parametrize("uuid", [5, None])
+def test_a_value_of_another_type_does_not_make_the_checkpoint_unreadable(tmp_path: Path, uuid: Any) -> None:
+    npu = CutNpu()
+
+    async def before(node: Node, one: dict[str, Any]) -> None:
+        two = add_claim(node.kube, half_claim("two", "S0", 1))
+        assert not await prepared(node, two)
+        npu.in_create = other(uuid=uuid)
+        await prepared(node, one)
+
+    async def after(node: Node, one: dict[str, Any]) -> None:
+        assert node.plugin._preparer.intact
+        assert npu.left == ["S0-1"]
+
+    play(tmp_path, before, npu)
+    npu.in_create = other()
+    play(tmp_path, after, npu)
+
+
+def test_what_was_made_elsewhere_is_destroyed_and_what_was_there_is_not(tmp_path: Path) -> None:
+    npu = CutNpu()
+
+    def elsewhere(uuid: str, made: sdk.Partition) -> sdk.Partition:
+        npu.made[uuid].pop(0)
+        return npu.made[uuid].setdefault(1, dataclasses.replace(made, instance_id=1, start=1, uuid="S0-1"))
+
+    async def scenario(node: Node, one: dict[str, Any]) -> None:
+        npu.in_create = elsewhere
+        assert "made was one of profile 1 at 1:1" in await prepared(node, one)
+        assert npu.left == []
+        npu.made["S0"][1] = sdk.Partition(1, 1, 1, 1, uuid="an administrator's")
+        assert "made was one of profile 1 at 1:1" in await prepared(node, one)
+        assert npu.left == ["an administrator's"]
+
+    play(tmp_path, scenario, npu)
+
+
+def test_a_maker_that_makes_nothing_is_found_out(tmp_path: Path) -> None:
+    npu = CutNpu()
+
+    def nothing(uuid: str, made: sdk.Partition) -> sdk.Partition:
+        return npu.made[uuid].pop(made.start)
+
+    async def scenario(node: Node, one: dict[str, Any]) -> None:
+        npu.in_create = nothing
+        error = await prepared(node, one)
+        assert error.startswith(
+            "device S0: a partition with uuid 'S0-0' was made at 0:1, and then there is none"
+        )
+        assert node.specs() == []
+
+    play(tmp_path, scenario, npu)
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (lambda *_: 5, "'int' object is not iterable"),
+        (lambda *_: "half", "expected GpuInstance, got str"),
+        (lambda *_: itertools.repeat(sdk.Partition(4, 1, 1, 1)), "it has more than 4096 partitions"),
+        (lambda _, found: [*found, *found], "several of its partitions are number 0"),
+        (lambda _, found: [*found, dataclasses.replace(found[0], start=1)], "several of its partitions"),
+    ],
+)
+def test_a_list_that_cannot_be_right_keeps_the_partition_and_its_claim(
+    tmp_path: Path, found: Callable[..., Any], text: str
+) -> None:
+    npu = CutNpu()
+
+    async def scenario(node: Node, one: dict[str, Any]) -> None:
+        assert not await prepared(node, one)
+        good, npu.in_partitions = npu.in_partitions, found
+        error = await unprepared(node, one)
+        assert error.startswith("device S0: ")
+        assert text in error
+        assert npu.left == ["S0-0"]
+        npu.in_partitions = good
+        assert not await unprepared(node, one)
+        assert npu.left == []
 
     play(tmp_path, scenario, npu)
