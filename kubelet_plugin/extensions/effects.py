@@ -17,6 +17,7 @@ import msgspec
 from dra_driver.api.own.kinds import BackendParameters, decode_kind, kinds_by_name
 from dra_driver.api.own.opaque import identity_of
 from dra_driver.cdi import ContainerEdits
+from dra_driver.discovery.core.strangers import plainly
 from dra_driver.errors import ConfigurationError, PrepareError
 from dra_driver.hardware import DevicePlan, DeviceUse, DeviceWork
 from dra_driver.ports import ClaimPreparation, DeviceBackend
@@ -58,7 +59,11 @@ class _Backend:
         plan = self.preparation.plan_device(dataclasses.replace(use, parameters=parameters))
         if not _is_plan(plan):
             raise PrepareError("plan_device has returned no DevicePlan")
-        return plan
+        if plan is None:
+            return None
+        # A mapping of its own may raise when it is read, and a wrong type would be found only when the record
+        # is read again.
+        return DevicePlan(dict(plan.settings), plainly(ContainerEdits, plan.edits), plan.seconds)
 
 
 class BackendEffects:

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import json
 import threading
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import pytest
@@ -271,6 +272,23 @@ def test_a_backend_that_is_gone_leaves_its_claims_as_they_are() -> None:
     run(scenario)
 
 
+class Lazy(Mapping[str, Any]):
+    """Fails when it is read."""
+
+    def __getitem__(self, key: str) -> Any:
+        raise SystemExit(3)
+
+    def __iter__(self) -> Iterator[str]:
+        raise SystemExit(3)
+
+    def __len__(self) -> int:
+        return 1
+
+
+edits: Any = sdk.ContainerEdits
+octal = sdk.DeviceNode("/dev/x", file_mode="0666")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
@@ -278,6 +296,17 @@ def test_a_backend_that_is_gone_leaves_its_claims_as_they_are() -> None:
         (lambda use: sdk.DevicePlan({"x": object()}), "cannot be written down"),
         (lambda use: {"watts": 1}, "plan_device has returned no DevicePlan"),
         (lambda use: sdk.DevicePlan(edits=sdk.ContainerEdits(env=("no equals sign",))), "invalid"),
+        (lambda use: sdk.DevicePlan(edits=edits(env=("A=1", 5))), r"got `int` - at `\$.env\[1\]`"),
+        (lambda use: sdk.DevicePlan(edits=edits(env=("A=\udcff",))), "surrogates not allowed"),
+        (
+            lambda use: sdk.DevicePlan(edits=edits(additional_gids=("5",))),
+            r"got `str` - at `.*additionalGids",
+        ),
+        (
+            lambda use: sdk.DevicePlan(edits=edits(device_nodes=(octal,))),
+            r"got `str` - at `.*fileMode",
+        ),
+        (lambda use: sdk.DevicePlan(Lazy()), "SystemExit: 3"),
     ],
 )
 def test_a_plan_that_is_none_is_refused_before_anything_is_done(plan: Any, message: str) -> None:
