@@ -96,7 +96,7 @@ class BackendCalls:
             PrepareError: it has failed, takes too long, or another one about the same thing hangs.
         """
         async with self._locks.setdefault(about, asyncio.Lock()):
-            future = self._start(about, self._most, self._guarded, work, args)
+            future = self._start(about, self._most, self._guarded, about, work, args)
             return await self._end(about, future, seconds)
 
     async def undo(
@@ -226,7 +226,7 @@ class BackendCalls:
         the end of its own call would be done after the other one has finished, or given up, the claim.
         """
         if self._folder is None:
-            self._guarded(work, (argument,))
+            self._guarded(about, work, (argument,))
             return None
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
@@ -243,7 +243,7 @@ class BackendCalls:
                 raise self._late(about, "another instance of the plugin is at work on it") from None
             except OSError as e:
                 raise self._not_locked(about, e) from e
-            self._guarded(work, (argument,))
+            self._guarded(about, work, (argument,))
             return since
         finally:
             os.close(lock)
@@ -275,8 +275,8 @@ class BackendCalls:
     def _late(self, about: str, why: str) -> PrepareError:
         return PrepareError(f"device {about}: backend {self._name}: {why}", retryable=True)
 
-    def _guarded(self, work: Callable[..., _T], args: tuple[object, ...]) -> _T:
-        return guarded(f"backend {self._name}", work, *args)
+    def _guarded(self, about: str, work: Callable[..., _T], args: tuple[object, ...]) -> _T:
+        return guarded(f"device {about}: backend {self._name}", work, *args)
 
 
 def _now() -> float:

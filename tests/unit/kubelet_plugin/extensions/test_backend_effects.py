@@ -111,7 +111,7 @@ def test_a_failure_is_undone_and_told_in_one_line() -> None:
         reference = given(kube, "one", "acme-0", "acme-1")
         with pytest.raises(PrepareError) as caught:
             await preparer.prepare(reference)
-        assert str(caught.value).startswith("backend acme: RuntimeError: firmware says no")
+        assert str(caught.value).startswith("device acme-0: backend acme: RuntimeError: firmware says no")
         assert len(str(caught.value)) < 500
         assert "\n" not in str(caught.value)
         assert not npu.set
