@@ -420,7 +420,25 @@ class Preparer:
                     raise
                 # New firmware takes a device off its bus; that it is back is seen a moment later.
                 raise StillPreparing(str(e), retryable=True) from e
+            await self._check_partitions(record)
             return await self._finish(claim, record, ClaimState.STARTED, Event.RESUME)
+
+    async def _check_partitions(self, record: PreparedClaim) -> None:
+        """Refuse to go on with partitions that are gone: everything is undone then, and begun anew.
+
+        The backend has worked on them, not on those that would be made in their place. And by the identity of
+        the old ones, which the record has, the new ones would be somebody else's after a crash.
+
+        Raises:
+            PrepareError: one is gone.
+        """
+        left = await self._hardware.strike_partitions(record)
+        gone = [d.device for d, now in zip(record.devices, left.devices, strict=True) if d != now]
+        if gone:
+            raise PrepareError(
+                f"device {', '.join(gone)}: the partition was destroyed while a backend prepared it",
+                retryable=True,
+            )
 
     async def _finish(
         self, claim: Reservation, record: PreparedClaim, state: ClaimState, event: Event

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -247,6 +248,56 @@ def test_a_list_that_cannot_be_right_keeps_the_partition_and_its_claim(
         assert text in error
         assert npu.left == ["S0-0"]
         npu.in_partitions = good
+        assert not await unprepared(node, one)
+        assert npu.left == []
+
+    play(tmp_path, scenario, npu)
+
+
+class SlowNpu(CutNpu):
+    """Prepares partitions when it is told to; each that is made has another identity."""
+
+    parameters = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.finish = threading.Event()
+        self.calls: list[str] = []
+        self.in_create = self._numbered
+
+    def plan_device(self, use: sdk.DeviceUse) -> sdk.DevicePlan:
+        return sdk.DevicePlan(seconds=60)
+
+    def prepare_device(self, work: sdk.DeviceWork) -> None:
+        self.calls.append("prepare")
+        assert self.finish.wait(30)
+
+    def unprepare_device(self, work: sdk.DeviceWork) -> None:
+        self.calls.append("unprepare")
+
+    def _numbered(self, uuid: str, made: sdk.Partition) -> sdk.Partition:
+        self.calls.append("create")
+        made = dataclasses.replace(made, uuid=f"{uuid}-{self.calls.count('create')}")
+        self.made[uuid][made.start] = made
+        return made
+
+
+def test_a_partition_that_vanishes_while_it_is_prepared_is_made_and_prepared_anew(tmp_path: Path) -> None:
+    npu = SlowNpu()
+
+    async def scenario(node: Node, one: dict[str, Any]) -> None:
+        node.plugin._effects._seconds = 0.1
+        assert "still prepares it" in await prepared(node, one)
+        npu.made["S0"].clear()
+        npu.finish.set()
+        # If the one that would be made in its place cannot be handed out either, nobody has it in a record.
+        (tmp_path / "dev/S0p0").unlink()
+        await prepared(node, one)
+        assert npu.left == []
+        (tmp_path / "dev/S0p0").touch()
+        npu.calls.clear()
+        assert not await prepared(node, one)
+        assert npu.calls == ["create", "prepare"]
         assert not await unprepared(node, one)
         assert npu.left == []
 
