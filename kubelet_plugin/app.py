@@ -137,6 +137,7 @@ class Plugin:
             boot_id=self._boot_id,
         )
         self._table = self._new_table(backends)
+        self._setup.hardware.calls.found_by = self._table.control_of
         self._preparer = self._new_preparer(timing)
         self._calls = services.Calls(self._preparer, observe=self._observe)
         self._dra = SocketServer(configuration.dra_socket)

@@ -152,6 +152,13 @@ class DeviceTable:
         """Return the thread in which a backend is asked for whatever it is asked."""
         return next(look.executor for look in self._looks if look.backend.backend is backend)
 
+    def control_of(self, uuid: str) -> GpuControl | None:
+        """Return the control of the backend that has found the device; None if none has, or changes it."""
+        for look, control in zip(self._looks, self._controls, strict=True):
+            if any(d.uuid == uuid for d in look.devices):
+                return control
+        return None
+
     def published(self, uuids: Mapping[str, str]) -> None:
         """Note name and uuid of the devices in the inventory that the API server has."""
         if uuids != self._published:

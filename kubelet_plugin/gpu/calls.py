@@ -1,10 +1,14 @@
-"""Calls to GPUs: bounded in time, one change at a time for each GPU, none to what hangs."""
+"""Calls to GPUs: bounded in time, one change at a time for each GPU, none to what hangs.
+
+Each control has threads of its own: one of a third party that is slow or hangs must not take those by which
+the devices of others are changed.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
@@ -16,13 +20,21 @@ __all__ = ["CALL_SECONDS", "GpuCalls"]
 _T = TypeVar("_T")
 # Of one call to a GPU; a library that hangs must not use up the time of the kubelet's call.
 CALL_SECONDS: Final = 25.0
+# Of each control.
+_THREADS: Final = 4
 
 
 class GpuCalls:
     """What may be asked of the GPUs of a node, and how long it may take.
 
+    Args:
+        controls: of the GPUs.
+        executor: for what is asked of anything else.
+        seconds: that one call may take.
+
     Attributes:
         released: why nothing can be changed now, as a clause; empty if it can.
+        found_by: returns the control of the backend that has found a GPU; None where that is not known.
     """
 
     def __init__(
@@ -30,12 +42,19 @@ class GpuCalls:
     ) -> None:
         self._controls = tuple(controls)
         self._executor = executor
+        self._threads = {
+            id(c): ThreadPoolExecutor(_THREADS, thread_name_prefix=f"control-{i}")
+            for i, c in enumerate(self._controls)
+        }
+        # Which control had a GPU when it was asked last.
+        self._had: dict[str, GpuControl] = {}
         self._seconds = seconds
         self._locks: dict[str, asyncio.Lock] = {}
         # Calls that did not come back in time, by what was called. Until they do, no other of it is tried:
         # that would wait as well.
         self._stuck: dict[asyncio.Future[Any], int] = {}
         self.released = ""
+        self.found_by: Callable[[str], GpuControl | None] = lambda _: None
 
     async def control(self, gpu: str) -> GpuControl | None:
         """Return the control that can change the GPU; None if the GPU is not here.
@@ -44,9 +63,12 @@ class GpuCalls:
             DraError: none says that it has the GPU, and one cannot say whether it has.
         """
         unknown: DraError | None = None
-        for control in self._controls:
+        # First the one whose it is: others may be slow, or say of every GPU that they have it.
+        likely = self.found_by(gpu) or self._had.get(gpu)
+        for control in sorted(self._controls, key=lambda c: c is not likely):
             try:
                 if await self.call(control.has, gpu):
+                    self._had[gpu] = control
                     return control
             except DraError as e:
                 unknown = unknown or e
@@ -79,16 +101,23 @@ class GpuCalls:
         # A backend, its control or the daemons; each call of a bound method makes the method anew.
         called = id(getattr(work, "__self__", None))
         if called not in self._stuck.values():
-            future = asyncio.get_running_loop().run_in_executor(self._executor, work, *args)
+            executor = self._threads.get(called, self._executor)
+            future = asyncio.get_running_loop().run_in_executor(executor, work, *args)
             done, late = await asyncio.wait([future], timeout=self._seconds)
             for hanging in late:
                 self._stuck[hanging] = called
                 hanging.add_done_callback(lambda f: self._stuck.pop(f, None))
         if not done:
+            what = f"device {args[0]}: " if args and isinstance(args[0], str) else ""
             raise PrepareError(
-                f"the GPU or its library does not answer after {self._seconds:g} s", retryable=True
+                f"{what}the GPU or its library does not answer after {self._seconds:g} s", retryable=True
             )
         return done.pop().result()
+
+    def close(self) -> None:
+        """Take no more calls; one that hangs is not waited for."""
+        for threads in self._threads.values():
+            threads.shutdown(wait=False, cancel_futures=True)
 
     @asynccontextmanager
     async def alone(self, gpu: str) -> AsyncIterator[None]:

@@ -30,7 +30,7 @@ class HardwareSetup:
     Attributes:
         controls: of each backend, in order; None where it changes nothing.
         functions: the PCI functions of the machine.
-        executor: for calls that block; a thread of it may hang with a library.
+        executor: for calls that block and are not to a control; a thread of it may hang.
     """
 
     controls: tuple[GpuControl | None, ...]
@@ -41,6 +41,7 @@ class HardwareSetup:
 
     def close(self) -> None:
         """End the threads; one that hangs is not waited for."""
+        self.hardware.calls.close()
         self.executor.shutdown(wait=False, cancel_futures=True)
 
 

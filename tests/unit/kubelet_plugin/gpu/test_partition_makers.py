@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cut_npu import CutNpu, dev, half_claim
+from cut_npu import CutNpu, dev, half, half_claim
 from fake_client import FakeClient
 from kubelet_calls import prepare, unprepare
-from node_agent import IMPATIENT, Node, add_claim, running
+from node_agent import IMPATIENT, Node, add_claim, claim, running
 
 from dra_driver import sdk
 from kubelet_plugin.claims.leftovers import Leftovers
@@ -302,3 +302,47 @@ def test_a_partition_that_vanishes_while_it_is_prepared_is_made_and_prepared_ane
         assert npu.left == []
 
     play(tmp_path, scenario, npu)
+
+
+@pytest.mark.parametrize("slow", ["hangs", "slow"])
+def test_a_maker_that_takes_long_keeps_no_other_backends_claims_waiting(tmp_path: Path, slow: str) -> None:
+    crowd = [f"S{i}" for i in range(6)]
+    npu, beside = CutNpu(serials=crowd), CutNpu("zeta", ["Z0"])
+    dev(tmp_path, "Z0", "Z0p0", *crowd, *(f"{serial}p0" for serial in crowd))
+    held = threading.Event()
+
+    def wait(uuid: str, found: list[sdk.Partition] | None) -> Any:
+        held.wait(60 if slow == "hangs" and uuid in crowd else 2)
+        return found
+
+    async def scenario(node: Node, one: dict[str, Any]) -> None:
+        other_one = add_claim(node.kube, claim("other", half("Z0", 0, "zeta")))
+        npu.in_partitions = wait
+        claims = [add_claim(node.kube, half_claim(serial, serial, 0)) for serial in crowd]
+        async with asyncio.TaskGroup() as tasks:
+            try:
+                for body in claims:
+                    tasks.create_task(prepared(node, body))
+                await asyncio.sleep(0.1)
+                async with asyncio.timeout(1.5):
+                    assert not await prepared(node, other_one)
+                    assert not await unprepared(node, other_one)
+            finally:
+                held.set()
+
+    play(tmp_path, scenario, npu, beside)
+
+
+def test_a_maker_that_says_it_has_every_device_gets_its_own_alone(tmp_path: Path) -> None:
+    npu, beside = CutNpu(), CutNpu("zeta", ["Z0"])
+    dev(tmp_path, "Z0", "Z0p0")
+    npu.in_partitions = lambda uuid, found: found or []
+
+    async def scenario(node: Node, one: dict[str, Any]) -> None:
+        other_one = add_claim(node.kube, claim("other", half("Z0", 0, "zeta")))
+        assert not await prepared(node, other_one)
+        assert (npu.left, beside.left) == ([], ["Z0-0"])
+        assert not await unprepared(node, other_one)
+        assert beside.left == []
+
+    play(tmp_path, scenario, npu, beside)
