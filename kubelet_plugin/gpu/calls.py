@@ -7,9 +7,14 @@ the devices of others are changed.
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import hashlib
+import os
 from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from dra_driver.errors import DraError, PrepareError
@@ -22,6 +27,11 @@ _T = TypeVar("_T")
 CALL_SECONDS: Final = 25.0
 # Of each control.
 _THREADS: Final = 4
+# For which another instance of the plugin is waited for that changes the same GPU, or just looks at it.
+_LOCK_SECONDS: Final = 2.0
+_POLL_SECONDS: Final = 0.02
+# The calls that were begun where a GPU is changed alone.
+_BEGUN: ContextVar[list[asyncio.Future[Any]] | None] = ContextVar("begun", default=None)
 
 
 class GpuCalls:
@@ -31,6 +41,8 @@ class GpuCalls:
         controls: of the GPUs.
         executor: for what is asked of anything else.
         seconds: that one call may take.
+        locks: folder with a lock for each GPU, by which two instances of the plugin do not change it at once;
+            if None, there is one instance.
 
     Attributes:
         released: why nothing can be changed now, as a clause; empty if it can.
@@ -38,7 +50,11 @@ class GpuCalls:
     """
 
     def __init__(
-        self, controls: Iterable[GpuControl], executor: Executor, seconds: float = CALL_SECONDS
+        self,
+        controls: Iterable[GpuControl],
+        executor: Executor,
+        seconds: float = CALL_SECONDS,
+        locks: Path | None = None,
     ) -> None:
         self._controls = tuple(controls)
         self._executor = executor
@@ -49,6 +65,7 @@ class GpuCalls:
         # Which control had a GPU when it was asked last.
         self._had: dict[str, GpuControl] = {}
         self._seconds = seconds
+        self._folder = locks
         self._locks: dict[str, asyncio.Lock] = {}
         # Calls that did not come back in time, by what was called. Until they do, no other of it is tried:
         # that would wait as well.
@@ -103,6 +120,9 @@ class GpuCalls:
         if called not in self._stuck.values():
             executor = self._threads.get(called, self._executor)
             future = asyncio.get_running_loop().run_in_executor(executor, work, *args)
+            begun = _BEGUN.get()
+            if begun is not None:
+                begun.append(future)
             done, late = await asyncio.wait([future], timeout=self._seconds)
             for hanging in late:
                 self._stuck[hanging] = called
@@ -121,6 +141,65 @@ class GpuCalls:
 
     @asynccontextmanager
     async def alone(self, gpu: str) -> AsyncIterator[None]:
-        """Allow one change at a time for one GPU, so that its last user and its next one do not cross."""
+        """Allow one change at a time for one GPU, so that its last user and its next one do not cross.
+
+        A call that does not come back in time may still change the GPU after the block: until it does, no
+        other instance of the plugin gets in, which would find nothing to be undone and forget the claim.
+
+        Raises:
+            PrepareError: another instance of the plugin is at work on it.
+        """
         async with self._locks.setdefault(gpu, asyncio.Lock()):
-            yield
+            lock = await self._locked(gpu) if self._folder is not None else None
+            begun: list[asyncio.Future[Any]] = []
+            before = _BEGUN.set(begun)
+            try:
+                yield
+            finally:
+                _BEGUN.reset(before)
+                if lock is not None:
+                    _close_after(lock, [f for f in begun if not f.done()])
+
+    async def _locked(self, gpu: str) -> int:
+        assert self._folder is not None
+        # UUIDs are whatever a vendor writes there.
+        path = self._folder / f"{hashlib.sha256(gpu.encode()).hexdigest()[:32]}.lock"
+        end = asyncio.get_running_loop().time() + _LOCK_SECONDS
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as e:
+            raise PrepareError(f"device {gpu} cannot be locked: {e}", retryable=True) from e
+        try:
+            while True:
+                try:
+                    # The end of the process, however it comes, releases it.
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return lock
+                except BlockingIOError:
+                    if asyncio.get_running_loop().time() > end:
+                        raise PrepareError(
+                            f"device {gpu}: another instance of the plugin is at work on it, or a call that "
+                            "does not come back",
+                            retryable=True,
+                        ) from None
+                await asyncio.sleep(_POLL_SECONDS)
+        except BaseException:
+            os.close(lock)
+            raise
+
+
+def _close_after(lock: int, calls: list[asyncio.Future[Any]]) -> None:
+    """Release a lock when the last of the calls has come back."""
+    if not calls:
+        os.close(lock)
+        return
+    under_way = set(calls)
+
+    def ended(call: asyncio.Future[Any]) -> None:
+        under_way.discard(call)
+        if not under_way:
+            os.close(lock)
+
+    for call in calls:
+        call.add_done_callback(ended)

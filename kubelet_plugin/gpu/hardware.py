@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
+from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 import msgspec
@@ -111,12 +112,13 @@ class GpuHardware:
         *,
         bindings: Bindings | None = None,
         call_seconds: float = CALL_SECONDS,
+        locks: Path | None = None,
     ) -> None:
         self._daemons = daemons
         self._bindings = bindings
         self._slices: dict[str, str] = {}
         self.changes = Changes()
-        self.calls = GpuCalls(controls, executor, call_seconds)
+        self.calls = GpuCalls(controls, executor, call_seconds, locks)
         self.partitions = Partitions(self.calls, self.changes)
 
     async def look(self, record: PreparedClaim, holdings: Holdings) -> PreparedClaim:

@@ -65,7 +65,13 @@ def set_up(
         configuration.sysfs_root, configuration.dev_root, configuration.procfs_root
     )
     bindings = Bindings(functions, [b for b in backends if isinstance(b, Pausable)])
-    hardware = GpuHardware([c for c in controls if c is not None], daemons, executor, bindings=bindings)
+    hardware = GpuHardware(
+        [c for c in controls if c is not None],
+        daemons,
+        executor,
+        bindings=bindings,
+        locks=configuration.state / "gpus",
+    )
     return HardwareSetup(controls, daemons, hardware, functions, executor)
 
 

@@ -14,7 +14,7 @@ import pytest
 from cut_npu import CutNpu, dev, half, half_claim
 from fake_client import FakeClient
 from kubelet_calls import prepare, unprepare
-from node_agent import IMPATIENT, Node, add_claim, claim, running
+from node_agent import IMPATIENT, Node, add_claim, claim, eventually, running
 
 from dra_driver import sdk
 from kubelet_plugin.claims.leftovers import Leftovers
@@ -346,3 +346,28 @@ def test_a_maker_that_says_it_has_every_device_gets_its_own_alone(tmp_path: Path
         assert beside.left == []
 
     play(tmp_path, scenario, npu, beside)
+
+
+def test_what_one_agent_makes_too_late_is_not_forgotten_by_the_other(tmp_path: Path) -> None:
+    npu, held = CutNpu(), threading.Event()
+    create = npu.create_partition
+
+    def late(uuid: str, profile_id: int, start: int, size: int) -> sdk.Partition:
+        assert held.wait(30)
+        return create(uuid, profile_id, start, size)
+
+    async def scenario(node: Node, one: dict[str, Any]) -> None:
+        node.plugin._setup.hardware.calls._seconds = 0.1
+        npu.create_partition = late  # type: ignore[method-assign]
+        assert "does not answer" in await prepared(node, one)
+        settings = {"dev_root": tmp_path / "dev", "instance_id": "b"}
+        async with running(
+            tmp_path, node.kube, backend=npu, settings=settings, timing=IMPATIENT
+        ) as other_node:
+            assert "device S0: another instance of the plugin is at work" in await unprepared(other_node, one)
+            held.set()
+            await eventually(lambda: npu.left == ["S0-0"])
+            assert not await unprepared(other_node, one)
+            assert npu.left == []
+
+    play(tmp_path, scenario, npu, instance_id="a")
