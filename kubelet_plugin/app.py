@@ -138,6 +138,7 @@ class Plugin:
         )
         self._table = self._new_table(backends)
         self._setup.hardware.calls.found_by = self._table.control_of
+        self._setup.hardware.calls.is_found = self._table.is_found
         self._preparer = self._new_preparer(timing)
         self._calls = services.Calls(self._preparer, observe=self._observe)
         self._dra = SocketServer(configuration.dra_socket)

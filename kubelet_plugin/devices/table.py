@@ -17,6 +17,7 @@ from dra_driver.api.own.partitions import partition_devices
 from dra_driver.api.resource import DeviceAttribute, DeviceCapacity
 from dra_driver.discovery import BackendReport, LastKnownGood, is_simulated
 from dra_driver.discovery.core.bus.pci import PciAddress
+from dra_driver.discovery.core.partition_control import PartitionsOnly
 from dra_driver.hardware import DiscoveredDevice
 from dra_driver.kube import SystemClock
 from dra_driver.ports import ClaimPreparation, Clock, Daemons, DeviceBackend, GpuControl
@@ -158,6 +159,17 @@ class DeviceTable:
             if any(d.uuid == uuid for d in look.devices):
                 return control
         return None
+
+    def is_found(self, uuid: str) -> bool:
+        """Return whether a look that went well has found a device which a third party's backend cuts.
+
+        Where a vendor's control says that a device is gone, it has asked the kernel as well.
+        """
+        return any(
+            look.report.state == "ok" and any(d.uuid == uuid for d in look.devices)
+            for look, control in zip(self._looks, self._controls, strict=True)
+            if isinstance(control, PartitionsOnly)
+        )
 
     def published(self, uuids: Mapping[str, str]) -> None:
         """Note name and uuid of the devices in the inventory that the API server has."""

@@ -47,6 +47,8 @@ class GpuCalls:
     Attributes:
         released: why nothing can be changed now, as a clause; empty if it can.
         found_by: returns the control of the backend that has found a GPU; None where that is not known.
+        is_found: returns whether the GPU was there when its backend looked last, if a third party's control
+            cannot know that better.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class GpuCalls:
         self._stuck: dict[asyncio.Future[Any], int] = {}
         self.released = ""
         self.found_by: Callable[[str], GpuControl | None] = lambda _: None
+        self.is_found: Callable[[str], bool] = lambda _: False
 
     async def control(self, gpu: str) -> GpuControl | None:
         """Return the control that can change the GPU; None if the GPU is not here.

@@ -183,6 +183,15 @@ class Partitions:
 
     async def _destroy(self, device: PreparedDevice, partition: PartitionRecord) -> None:
         control = await self._calls.control(device.uuid)
+        if control is None and self._calls.is_found(device.uuid):
+            # A file that cannot be read for a moment looks like a device that is gone. If it is gone, the
+            # next look says so.
+            self._changes.notify()
+            raise PrepareError(
+                f"device {device.device}: its backend has found {partition.gpu} and cannot find its "
+                "partitions",
+                retryable=True,
+            )
         if control is None:
             log.warning("a GPU is gone; its instances went with it", device=device.device, uuid=device.uuid)
             return

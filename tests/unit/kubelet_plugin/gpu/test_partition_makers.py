@@ -371,3 +371,39 @@ def test_what_one_agent_makes_too_late_is_not_forgotten_by_the_other(tmp_path: P
             assert npu.left == []
 
     play(tmp_path, scenario, npu, instance_id="a")
+
+
+def test_a_device_that_is_away_for_a_moment_keeps_its_partition_and_its_claim(tmp_path: Path) -> None:
+    npu = CutNpu()
+
+    async def scenario(node: Node, one: dict[str, Any]) -> None:
+        assert not await prepared(node, one)
+        good, npu.in_partitions = npu.in_partitions, lambda *_: None
+        assert "has found acme-s0 and cannot find its partitions" in await unprepared(node, one)
+        npu.in_partitions = good
+        assert not await unprepared(node, one)
+        assert npu.left == []
+
+    play(tmp_path, scenario, npu)
+
+
+@pytest.mark.parametrize("how", ["device", "driver"])
+def test_a_device_that_is_gone_keeps_no_claim(tmp_path: Path, how: str) -> None:
+    npu = CutNpu()
+
+    def absent() -> Any:
+        raise sdk.HardwareAbsent("the driver is not loaded")
+
+    async def scenario(node: Node, one: dict[str, Any]) -> None:
+        assert not await prepared(node, one)
+        if how == "driver":
+            npu.discover = absent  # type: ignore[method-assign]
+            npu.in_partitions = lambda *_: None
+        npu.serials.remove("S0")
+        # That it was asked for makes the agent look again.
+        await unprepared(node, one)
+        await eventually(lambda: not node.plugin._table.is_found("S0"))
+        assert not await unprepared(node, one)
+        assert not node.plugin._preparer.claims
+
+    play(tmp_path, scenario, npu)
