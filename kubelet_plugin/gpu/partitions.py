@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import structlog
 
 from dra_driver import cdi
-from dra_driver.errors import PartitionAbsent, PrepareError
+from dra_driver.errors import DraError, PartitionAbsent, PrepareError
 from dra_driver.hardware import GpuInstance
 from dra_driver.ports import GpuControl
 from dra_driver.preparation import (
@@ -90,16 +90,28 @@ class Partitions:
     ) -> Sequence[tuple[str, GpuInstance]]:
         """Return instances that no claim holds, on the GPUs with these UUIDs; they are left alone.
 
+        A GPU that cannot be asked, maybe of a third party's backend, keeps none of the others from it.
+
         Raises:
-            DraError: a GPU cannot be asked.
+            DraError: no GPU can be asked.
         """
         ours = {(d.uuid, p.start, p.size) for r in records for d, p in held_partitions(r)}
         found: list[tuple[str, GpuInstance]] = []
-        for gpu in gpus:
-            async with self._calls.alone(gpu):
-                control = await self._calls.control(gpu)
-                instances = await self._calls.call(control.instances, gpu) if control is not None else ()
+        failed: list[tuple[str, DraError]] = []
+        asked = tuple(gpus)
+        for gpu in asked:
+            try:
+                async with self._calls.alone(gpu):
+                    control = await self._calls.control(gpu)
+                    instances = await self._calls.call(control.instances, gpu) if control is not None else ()
+            except DraError as e:
+                failed.append((gpu, e))
+                continue
             found += [(gpu, i) for i in instances if (gpu, i.start, i.size) not in ours]
+        if failed and len(failed) == len(asked):
+            raise failed[0][1]
+        for gpu, error in failed:
+            log.warning("the partitions of a GPU could not be looked for", gpu=gpu, error=str(error))
         return found
 
     async def destroy_unmanaged(

@@ -407,3 +407,22 @@ def test_a_device_that_is_gone_keeps_no_claim(tmp_path: Path, how: str) -> None:
         assert not node.plugin._preparer.claims
 
     play(tmp_path, scenario, npu)
+
+
+@pytest.mark.parametrize("destroyed", [False, True])
+def test_a_maker_that_cannot_be_asked_hides_no_leftovers_of_others(
+    tmp_path: Path, destroyed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    npu, beside = CutNpu(), CutNpu("zeta", ["Z0"])
+    npu.in_partitions = raising(RuntimeError("boom"))
+    beside.made["Z0"] = {1: sdk.Partition(1, 1, 1, 1, uuid="nobody's")}
+    run = Leftovers.run
+    monkeypatch.setattr(Leftovers, "run", lambda leftovers: run(leftovers, 0.01, 0.01, 0.01))
+
+    async def scenario(node: Node, one: dict[str, Any]) -> None:
+        if destroyed:
+            assert beside.left == []
+        else:
+            await eventually(lambda: node.plugin._leftovers.unmanaged == 1, 10)
+
+    play(tmp_path, scenario, npu, beside, destroy_unowned_partitions=destroyed)
