@@ -15,6 +15,7 @@ Both end with the next look that succeeds. A backend that never had devices is j
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -25,7 +26,8 @@ import structlog
 from dra_driver.api.own.inventory import DeviceHealth
 from dra_driver.discovery.core.hotplug import HotplugSource, fingerprint
 from dra_driver.discovery.core.problems import DriverMissing, HardwareAbsent, Problem
-from dra_driver.errors import DiscoveryError, DraError
+from dra_driver.discovery.core.strangers import plainly, told
+from dra_driver.errors import DiscoveryError, DraError, PrepareError
 from dra_driver.hardware import DiscoveredDevice
 from dra_driver.ports import DeviceBackend
 
@@ -104,15 +106,17 @@ class LastKnownGood:
         """
         name = self.backend.name
         try:
-            self._found = self._steady(lambda: tuple(complete(self.backend.discover())))
+            self._found = self._steady(lambda: tuple(complete(_checked(self.backend.discover()))))
         except HardwareAbsent as e:
             self.answered = self.answered or self._optional
             self.report = BackendReport(name, self._absence(e), str(e))
         except DraError as e:
             self.report = BackendReport(name, "failed", str(e))
-        except Exception as e:
-            # A bug, maybe a third party's, costs no other backend.
-            message = f"{name}: a bug: {type(e).__name__}: {e}"
+        except BaseException as e:
+            if isinstance(e, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                raise  # somebody's, at a command
+            # A bug, maybe a third party's, costs no other backend; SystemExit ends none of our threads.
+            message = f"{name}: a bug: {type(e).__name__}: {told(e)}"
             if message != self.report.message:
                 _log.exception("discovery failed unexpectedly", backend=name)
             self.report = BackendReport(name, "failed", message)
@@ -149,6 +153,22 @@ class LastKnownGood:
         if isinstance(error, DriverMissing):
             return "driverless"
         return "absent" if self._optional else "failed"
+
+
+def _checked(found: Sequence[DiscoveredDevice]) -> list[DiscoveredDevice]:
+    """Return what a backend has found, if the records of claims can be made of it and read again.
+
+    Raises:
+        DiscoveryError: a part of a device is of another type than it has to be.
+    """
+    checked = []
+    for device in found:
+        try:
+            checked.append(plainly(DiscoveredDevice, device))
+        except PrepareError as e:
+            name = getattr(getattr(device, "device", None), "name", "?")
+            raise DiscoveryError(f"device {name}: {e}") from e
+    return checked
 
 
 def _driver_absent(device: DiscoveredDevice, why: str) -> DiscoveredDevice:

@@ -32,11 +32,13 @@ class PartitionsOnly:
 
     def __init__(self, maker: PartitionMaker) -> None:
         self._maker = maker
+        # Once: it is asked for in the event loop, and may be code.
+        self._vendor = guarded("a backend that cuts devices", lambda: plainly(str, maker.vendor))
 
     @property
     def vendor(self) -> str:
         """See ``GpuControl``."""
-        return self._maker.vendor
+        return self._vendor
 
     @property
     def runs_daemons(self) -> bool:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import hardware_support as hw
 import pytest
@@ -13,6 +16,7 @@ from fake_client import FakeClient
 from node_agent import NODE, device, eventually, inventory, running
 
 from dra_driver.api.core import NODES
+from dra_driver.cdi import ContainerEdits, DeviceNode
 from dra_driver.cli import main
 from dra_driver.discovery import HardwareAbsent, LastKnownGood, Problem
 from dra_driver.errors import DiscoveryError
@@ -26,14 +30,14 @@ GONE = HardwareAbsent("a: the driver is not loaded")
 class Fake:
     """Answers in turn; the last answer stays."""
 
-    def __init__(self, name: str, *answers: Sequence[DiscoveredDevice] | Exception) -> None:
+    def __init__(self, name: str, *answers: Sequence[DiscoveredDevice] | BaseException) -> None:
         self.name = name
         self.answers = list(answers)
         self.problems: tuple[Problem, ...] = ()
 
     def discover(self) -> Sequence[DiscoveredDevice]:
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        if isinstance(answer, Exception):
+        if isinstance(answer, BaseException):
             raise answer
         return answer
 
@@ -52,6 +56,54 @@ def test_an_error_leaves_what_was_found_as_it_was() -> None:
     assert (kept.report.state, kept.report.message) == ("failed", "a: driver says 999")
     assert kept.look() == (ONE, TWO)
     assert (kept.report.state, kept.report.message) == ("ok", "")
+
+
+class NoText(Exception):
+    def __str__(self) -> str:
+        raise SystemExit("not even this")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (SystemExit(3), "a: a bug: SystemExit: 3"),
+        (asyncio.CancelledError(), "a: a bug: CancelledError: "),
+        (NoText(), "a: a bug: NoText: its text cannot be told (SystemExit)"),
+    ],
+)
+def test_what_ends_a_thread_is_an_error_like_others(error: BaseException, message: str) -> None:
+    kept = LastKnownGood(Fake("a", [ONE], error, [ONE, TWO]))
+    kept.look()
+    assert kept.look() == (ONE,)
+    assert (kept.report.state, kept.report.message) == ("failed", message)
+    assert kept.look() == (ONE, TWO)
+
+
+def test_an_interrupted_command_ends() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        LastKnownGood(Fake("a", KeyboardInterrupt())).look()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"uuid": 5}, "device gpu-2: it cannot be .*got `int` - at `\\$.uuid`"),
+        (
+            {"material": ContainerEdits(device_nodes=(DeviceNode("/dev/x", file_mode="0666"),))},  # type: ignore[arg-type]
+            "device gpu-2: it cannot be .*fileMode",
+        ),
+        ({"own_nodes": [1]}, "device gpu-2: it cannot be .*own_nodes"),
+        ({"device": None}, "device [?]: it cannot be .*got `null` - at `\\$.device`"),
+    ],
+)
+def test_a_device_whose_claims_could_not_be_recorded_is_not_found(
+    changes: dict[str, Any], message: str
+) -> None:
+    kept = LastKnownGood(Fake("a", [ONE], [ONE, dataclasses.replace(TWO, **changes)]))
+    kept.look()
+    assert kept.look() == (ONE,)
+    assert kept.report.state == "failed"
+    assert re.match(message, kept.report.message)
 
 
 def test_a_driver_that_vanished_keeps_new_pods_away_until_it_is_back() -> None:

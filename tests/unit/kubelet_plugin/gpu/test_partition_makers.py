@@ -426,3 +426,23 @@ def test_a_maker_that_cannot_be_asked_hides_no_leftovers_of_others(
             await eventually(lambda: node.plugin._leftovers.unmanaged == 1, 10)
 
     play(tmp_path, scenario, npu, beside, destroy_unowned_partitions=destroyed)
+
+
+def test_a_vendor_that_is_code_is_asked_for_once(tmp_path: Path) -> None:
+    class Coded(CutNpu):
+        broken = False
+
+        def __getattribute__(self, name: str) -> Any:
+            if name == "vendor" and object.__getattribute__(self, "broken"):
+                raise SystemExit(3)
+            return super().__getattribute__(name)
+
+    npu = Coded()
+
+    async def scenario(node: Node, one: dict[str, Any]) -> None:
+        npu.discover = CutNpu(serials=["S0"]).discover  # type: ignore[method-assign]
+        npu.broken = True
+        await node.plugin._table.scan()
+        assert not await prepared(node, one)
+
+    play(tmp_path, scenario, npu)
