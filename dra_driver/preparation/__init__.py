@@ -29,6 +29,7 @@ from dra_driver.preparation.files.names import (
 from dra_driver.preparation.holdings import Conflict, Holdings
 from dra_driver.preparation.machine import TRANSITIONS, Effect, Event, Transition, transition
 from dra_driver.preparation.node_device import NodeDevice
+from dra_driver.preparation.partition_nodes import check_nodes
 from dra_driver.preparation.passthrough import EVERY_NAMESPACE, FunctionFacts, PassthroughPolicy, bound
 from dra_driver.preparation.plan import complete, plan, recover, reserving_pods, without_instances
 from dra_driver.preparation.renewal import check_identity, ended, renewed
@@ -74,6 +75,7 @@ __all__ = [
     "bound",
     "cdi_ids",
     "check_identity",
+    "check_nodes",
     "check_uid",
     "complete",
     "ended",

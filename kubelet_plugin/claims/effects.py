@@ -8,13 +8,23 @@ and everything else to the hardware.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import msgspec
 import structlog
 
 from dra_driver.errors import DeviceNodeAbsent, StillPreparing
-from dra_driver.preparation import ClaimState, Effect, Event, PreparedClaim, metadata_files, transition
+from dra_driver.preparation import (
+    ClaimState,
+    Effect,
+    Event,
+    NodeDevice,
+    PreparedClaim,
+    check_nodes,
+    metadata_files,
+    transition,
+)
 from kubelet_plugin.claims.cdi_directory import Specs
 from kubelet_plugin.claims.host_files import Host
 from kubelet_plugin.claims.metadata_directory import Metadata
@@ -53,6 +63,8 @@ class Effects:
         metadata: where device metadata files go, and ``metadata_directory`` under which name of the host;
             if the name is empty, none are written.
         host: what is there of what documents name.
+        devices: the node's devices by name.
+        held: the records of the claims that hold something.
     """
 
     def __init__(
@@ -65,6 +77,8 @@ class Effects:
         metadata: Metadata,
         metadata_directory: str,
         host: Host,
+        devices: Callable[[], Mapping[str, NodeDevice]],
+        held: Callable[[], Iterable[PreparedClaim]],
     ) -> None:
         self._driver = driver
         self._specs = specs
@@ -73,6 +87,8 @@ class Effects:
         self._metadata = metadata
         self._metadata_directory = metadata_directory
         self._host = host
+        self._devices = devices
+        self._held = held
         self.failures: Counter[str] = Counter()
 
     async def carry_out(
@@ -208,7 +224,9 @@ class Effects:
             case Effect.RESTORE_DEVICES:
                 await self._hardware.restore(record, claim.holdings)
             case Effect.CREATE_PARTITIONS:
-                return await self._hardware.create_partitions(record)
+                record = await self._hardware.create_partitions(record)
+                check_nodes(record, self._devices(), self._held())
+                return record
             case Effect.DESTROY_PARTITIONS:
                 await self._hardware.destroy_partitions(record)
             case Effect.START_DAEMONS:

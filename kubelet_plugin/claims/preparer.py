@@ -135,6 +135,8 @@ class Preparer:
             metadata=self._metadata,
             metadata_directory=metadata_directory,
             host=host,
+            devices=devices,
+            held=lambda: reservations.held,
         )
         self._upkeep = Upkeep(
             driver=driver,

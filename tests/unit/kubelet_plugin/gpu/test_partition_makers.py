@@ -446,3 +446,28 @@ def test_a_vendor_that_is_code_is_asked_for_once(tmp_path: Path) -> None:
         assert not await prepared(node, one)
 
     play(tmp_path, scenario, npu)
+
+
+@pytest.mark.parametrize("node_of", ["another device", "another device, under another path", "a half"])
+def test_a_partition_with_a_device_node_of_others_is_handed_to_nobody(tmp_path: Path, node_of: str) -> None:
+    npu = CutNpu()
+    wrong = {
+        "another device": sdk.DeviceNode("/dev/S1"),
+        "another device, under another path": sdk.DeviceNode("/dev/S0p0", "/dev/S1"),
+        "a half": sdk.DeviceNode("/dev/S0p1"),
+    }[node_of]
+
+    async def scenario(node: Node, one: dict[str, Any]) -> None:
+        two = add_claim(node.kube, half_claim("two", "S0", 1))
+        assert not await prepared(node, two)
+        npu.in_create = other(device_nodes=(wrong,))
+        error = await prepared(node, one)
+        whose = half("S0", 1) if node_of == "a half" else "acme-s1"
+        assert error.startswith(f"device {half('S0', 0)}: its partition comes with /dev/")
+        assert error.endswith(f"which is a device node of {whose}")
+        assert npu.left == ["S0-1"]
+        # That of the device that is cut is one of all its partitions.
+        npu.in_create = other(device_nodes=(sdk.DeviceNode("/dev/S0"), sdk.DeviceNode("/dev/S0p0")))
+        assert not await prepared(node, one)
+
+    play(tmp_path, scenario, npu)
