@@ -310,7 +310,9 @@ class Plugin:
                 self._remove_sockets_of_killed_instances()
                 await self._memory.load()
                 self._hotplug.begin()
-                await self._preparer.restore()
+                # What is not put in order by then is when the devices are known, or when it is asked for.
+                with self._setup.hardware.calls.within(self._timings.restoring):
+                    await self._preparer.restore()
                 async with asyncio.TaskGroup() as group:
                     background = group.create_task(self._background())
                     try:

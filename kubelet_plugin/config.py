@@ -36,6 +36,7 @@ class Timings:
 
     Attributes:
         lock: for another instance of the same name to release the state directory, at the start.
+        restoring: for calls to GPUs at the start, all together, when claims are put in order.
         first_scan: for the first look at the hardware before the kubelet may call: a library that hangs must
             not keep the kubelet from unpreparing.
         silence: for the kubelet to ask for the plugin, before a warning.
@@ -52,6 +53,7 @@ class Timings:
     """
 
     lock: float = 10.0
+    restoring: float = 60.0
     first_scan: float = 10.0
     silence: float = 30.0
     guard: float = 1.0

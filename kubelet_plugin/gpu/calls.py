@@ -10,9 +10,9 @@ import asyncio
 import fcntl
 import hashlib
 import os
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -68,6 +68,8 @@ class GpuCalls:
         self._had: dict[str, GpuControl] = {}
         self._seconds = seconds
         self._folder = locks
+        # Of the loop's clock; None where each call has its own time alone.
+        self._end: float | None = None
         self._locks: dict[str, asyncio.Lock] = {}
         # Calls that did not come back in time, by what was called. Until they do, no other of it is tried:
         # that would wait as well.
@@ -120,22 +122,35 @@ class GpuCalls:
             raise PrepareError(f"the GPUs cannot be changed now: {self.released}", retryable=True)
         # A backend, its control or the daemons; each call of a bound method makes the method anew.
         called = id(getattr(work, "__self__", None))
-        if called not in self._stuck.values():
+        seconds = self._left(self._seconds)
+        if called not in self._stuck.values() and seconds > 0:
             executor = self._threads.get(called, self._executor)
             future = asyncio.get_running_loop().run_in_executor(executor, work, *args)
             begun = _BEGUN.get()
             if begun is not None:
                 begun.append(future)
-            done, late = await asyncio.wait([future], timeout=self._seconds)
+            done, late = await asyncio.wait([future], timeout=seconds)
             for hanging in late:
                 self._stuck[hanging] = called
                 hanging.add_done_callback(lambda f: self._stuck.pop(f, None))
         if not done:
             what = f"device {args[0]}: " if args and isinstance(args[0], str) else ""
             raise PrepareError(
-                f"{what}the GPU or its library does not answer after {self._seconds:g} s", retryable=True
+                f"{what}the GPU or its library does not answer after {seconds:.3g} s"
+                if seconds > 0
+                else f"{what}there is no time left to ask the GPU before the kubelet may call",
+                retryable=True,
             )
         return done.pop().result()
+
+    @contextmanager
+    def within(self, seconds: float) -> Iterator[None]:
+        """Give all calls in a block so many seconds together: for the start, which all devices wait for."""
+        self._end = asyncio.get_running_loop().time() + seconds
+        try:
+            yield
+        finally:
+            self._end = None
 
     def close(self) -> None:
         """Take no more calls; one that hangs is not waited for."""
@@ -163,11 +178,16 @@ class GpuCalls:
                 if lock is not None:
                     _close_after(lock, [f for f in begun if not f.done()])
 
+    def _left(self, seconds: float) -> float:
+        if self._end is None:
+            return seconds
+        return min(seconds, self._end - asyncio.get_running_loop().time())
+
     async def _locked(self, gpu: str) -> int:
         assert self._folder is not None
         # UUIDs are whatever a vendor writes there.
         path = self._folder / f"{hashlib.sha256(gpu.encode()).hexdigest()[:32]}.lock"
-        end = asyncio.get_running_loop().time() + _LOCK_SECONDS
+        end = asyncio.get_running_loop().time() + self._left(_LOCK_SECONDS)
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -18,6 +18,7 @@ from node_agent import IMPATIENT, Node, add_claim, claim, eventually, running
 
 from dra_driver import sdk
 from kubelet_plugin.claims.leftovers import Leftovers
+from kubelet_plugin.config import Timings
 
 Scenario = Callable[[Node, dict[str, Any]], Awaitable[None]]
 
@@ -471,3 +472,35 @@ def test_a_partition_with_a_device_node_of_others_is_handed_to_nobody(tmp_path: 
         assert not await prepared(node, one)
 
     play(tmp_path, scenario, npu)
+
+
+def test_a_slow_maker_does_not_hold_up_the_start_without_end(tmp_path: Path) -> None:
+    crowd = [f"S{i}" for i in range(6)]
+    npu, beside = CutNpu(serials=crowd), CutNpu("zeta", ["Z0"])
+    settings = {"dev_root": dev(tmp_path, "Z0", "Z0p0", *crowd, *(f"{serial}p0" for serial in crowd))}
+    patience = threading.Event()
+
+    def slow(_: str, found: list[sdk.Partition] | None) -> Any:
+        patience.wait(0.5)
+        return found
+
+    async def life() -> None:
+        kube = FakeClient()
+        claims = [add_claim(kube, half_claim(serial.lower(), serial, 0)) for serial in crowd]
+        more: dict[str, Any] = {"backends": [npu, beside], "settings": settings, "timing": IMPATIENT}
+        async with running(tmp_path, kube, **more) as node:
+            assert not any([await prepared(node, body) for body in claims])
+        npu.made["S5"].clear()
+        npu.in_partitions = slow
+        times = Timings(withdrawal=0.3, restoring=1.0, first_scan=0.5, renew_again=0.1)
+        asked = asyncio.get_running_loop().time()
+        async with running(tmp_path, kube, timings=times, **more) as node:
+            # Five calls for each claim would need 15 s.
+            assert asyncio.get_running_loop().time() - asked < 5
+            other_one = add_claim(kube, claim("other", half("Z0", 0, "zeta")))
+            assert not await prepared(node, other_one)
+            patience.set()
+            await eventually(lambda: "S5-0" in npu.left)
+            assert len(node.specs()) == 7
+
+    asyncio.run(life())
