@@ -1,6 +1,6 @@
 """One AdmissionReview in, one out. Does no I/O.
 
-What comes in is a stranger's text, sent by whoever reaches the port: its size is bounded by the server, its
+What comes in is text of whoever reaches the port: its size is bounded by the server, its
 depth by the decoder, and the number of entries and of findings here.
 
 ResourceClaims, ResourceClaimTemplates and DeviceClasses are served as v1, v1beta2 and v1beta1. The versions

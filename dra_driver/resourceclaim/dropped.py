@@ -18,7 +18,7 @@ __all__ = ["LAST_APPLIED", "ObjectRequests", "capacity_advice", "dropped_capacit
 
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 
-# What is written down of a stranger's annotation.
+# What is kept of an annotation, which anybody may have written.
 _MOST_REQUESTS: Final = 64
 _MOST_NAMED: Final = 3
 _NAME_CHARACTERS: Final = 63

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar
 
 import structlog
 
-from dra_driver.discovery.core.strangers import guarded
+from dra_driver.discovery.core.third_parties import guarded
 from dra_driver.errors import PrepareError, StillPreparing
 from dra_driver.hardware import DeviceWork
 
@@ -144,7 +144,7 @@ class BackendCalls:
             key = _key(about, argument)
             slow = self._slow.get(key)
             if slow is None or slow.work != argument:
-                # It is known again by what it was, whatever a stranger's code does to what it gets.
+                # It is known again by what it was, whatever a third party's code does to what it gets.
                 given = copy.deepcopy(argument)
                 future = self._start(about, self._threads, self._alone, about, work, given)
                 slow = self._slow[key] = _Slow(argument, future, _now(), seconds)

@@ -17,7 +17,7 @@ import msgspec
 from dra_driver.api.own.kinds import BackendParameters, decode_kind, kinds_by_name
 from dra_driver.api.own.opaque import identity_of
 from dra_driver.cdi import ContainerEdits
-from dra_driver.discovery.core.strangers import plainly
+from dra_driver.discovery.core.third_parties import rebuilt
 from dra_driver.errors import ConfigurationError, PrepareError
 from dra_driver.hardware import DevicePlan, DeviceUse, DeviceWork
 from dra_driver.ports import ClaimPreparation, DeviceBackend
@@ -63,7 +63,7 @@ class _Backend:
             return None
         # A mapping of its own may raise when it is read, and a wrong type would be found only when the record
         # is read again.
-        return DevicePlan(dict(plan.settings), plainly(ContainerEdits, plan.edits), plan.seconds)
+        return DevicePlan(dict(plan.settings), rebuilt(ContainerEdits, plan.edits), plan.seconds)
 
 
 class BackendEffects:
@@ -246,7 +246,7 @@ def _work(record: PreparedClaim, device: PreparedDevice, effect: EffectRecord) -
 
 
 def _is_plan(value: object) -> bool:
-    """Return whether a stranger's code gave what its signature says."""
+    """Return whether a third party's code returned what its signature says."""
     if not isinstance(value, DevicePlan):
         return value is None
     parts: tuple[object, object] = (value.settings, value.edits)

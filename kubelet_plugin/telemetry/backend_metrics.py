@@ -67,7 +67,7 @@ def _family(name: str, values: Sequence[BackendMetric]) -> Metric:
 
 
 def _is_sound(metric: BackendMetric) -> bool:
-    """Return whether a stranger's code gave what the fields say."""
+    """Return whether a third party's code returned what the fields say."""
     given: tuple[object, ...] = (metric.name, metric.text, metric.value, metric.labels)
     match given:
         case (str(name), str(), int() | float() as value, Mapping() as labels):

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final, TypeVar
 
 import msgspec
 
+from dra_driver.api import codec
 from dra_driver.api.own.opaque import read_object, shown_name
 from dra_driver.errors import ConfigurationError, InvalidParameters
 
@@ -92,6 +93,11 @@ def kinds_by_name(kinds: Iterable[object]) -> dict[tuple[str, str], type[Backend
             raise ConfigurationError(f"{kind.__name__}: KIND {name!r}: expected a name in CamelCase")
         if found.setdefault(identity, kind) is not kind:
             raise ConfigurationError(f"{version} {name}: two classes stand for this kind")
+        try:
+            # Parameters are decoded in threads.
+            codec.build(kind)
+        except Exception as e:  # annotations are a third party's
+            raise ConfigurationError(f"{version} {name}: cannot be decoded: {type(e).__name__}: {e}") from e
     return found
 
 

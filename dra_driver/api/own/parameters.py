@@ -4,7 +4,7 @@
 ``gpu.nvidia.com`` also NVIDIA's ``resource.nvidia.com/v1beta1`` ``GpuConfig``, ``MigDeviceConfig`` and
 ``VfioDeviceConfig``. All are decoded into one ``Parameters``. docs/parameters.md is for people.
 
-Parameters are a stranger's text: unknown fields are refused, numbers have bounds, and every finding is
+Parameters are text of users: unknown fields are refused, numbers have bounds, and every finding is
 reported at once with its path.
 """
 

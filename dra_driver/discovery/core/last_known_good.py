@@ -26,7 +26,7 @@ import structlog
 from dra_driver.api.own.inventory import DeviceHealth
 from dra_driver.discovery.core.hotplug import HotplugSource, fingerprint
 from dra_driver.discovery.core.problems import DriverMissing, HardwareAbsent, Problem
-from dra_driver.discovery.core.strangers import plainly, told
+from dra_driver.discovery.core.third_parties import error_text, rebuilt
 from dra_driver.errors import DiscoveryError, DraError, PrepareError
 from dra_driver.hardware import DiscoveredDevice
 from dra_driver.ports import DeviceBackend
@@ -116,7 +116,7 @@ class LastKnownGood:
             if isinstance(e, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                 raise  # somebody's, at a command
             # A bug, maybe a third party's, costs no other backend; SystemExit ends none of our threads.
-            message = f"{name}: a bug: {type(e).__name__}: {told(e)}"
+            message = f"{name}: a bug: {type(e).__name__}: {error_text(e)}"
             if message != self.report.message:
                 _log.exception("discovery failed unexpectedly", backend=name)
             self.report = BackendReport(name, "failed", message)
@@ -164,7 +164,7 @@ def _checked(found: Sequence[DiscoveredDevice]) -> list[DiscoveredDevice]:
     checked = []
     for device in found:
         try:
-            checked.append(plainly(DiscoveredDevice, device))
+            checked.append(rebuilt(DiscoveredDevice, device))
         except PrepareError as e:
             name = getattr(getattr(device, "device", None), "name", "?")
             raise DiscoveryError(f"device {name}: {e}") from e

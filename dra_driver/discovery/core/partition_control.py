@@ -1,7 +1,7 @@
 """The control of devices that can be cut into partitions, and of which nothing else can be changed.
 
-What makes the partitions is a stranger's code. What it raises is told as an error of the device, and what it
-says that it has done is compared with the partitions that there are then.
+What makes the partitions is code of a third party. What it raises becomes an error of the device, and what it
+returns is compared with the partitions that there are then.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Final
 
 from dra_driver import cdi
-from dra_driver.discovery.core.strangers import guarded, plainly
+from dra_driver.discovery.core.third_parties import guarded, rebuilt
 from dra_driver.errors import PrepareError
 from dra_driver.hardware import GpuInstance
 from dra_driver.ports import PartitionMaker
@@ -33,7 +33,7 @@ class PartitionsOnly:
     def __init__(self, maker: PartitionMaker) -> None:
         self._maker = maker
         # Once: it is asked for in the event loop, and may be code.
-        self._vendor = guarded("a backend that cuts devices", lambda: plainly(str, maker.vendor))
+        self._vendor = guarded("a backend that cuts devices", lambda: rebuilt(str, maker.vendor))
 
     @property
     def vendor(self) -> str:
@@ -141,8 +141,8 @@ def _distinct(found: Sequence[GpuInstance]) -> Sequence[GpuInstance]:
 
 
 def _checked(partition: object) -> GpuInstance:
-    """Return a partition as a stranger's code has made it, if it is one that a claim can have."""
-    checked = plainly(GpuInstance, partition)
+    """Return a partition as a third party's code has made it, if it is one that a claim can have."""
+    checked = rebuilt(GpuInstance, partition)
     what = f"partition {checked.instance_id}"
     if len(checked.uuid) > _MOST_OF_UUID or not checked.uuid.isprintable():
         raise PrepareError(

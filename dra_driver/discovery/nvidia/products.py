@@ -52,11 +52,14 @@ class Product(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields
     pci_device_id: str | None = None
 
 
+_files = msgspec.json.Decoder(tuple[Product, ...])  # not in a backend's thread: ``codec.build`` says why
+
+
 @cache
 def products() -> Mapping[str, Product]:
     """Return every product by its key (``A100-40``, ``H100-80``, ``T4`` …)."""
     data = resources.files("dra_driver.discovery").joinpath("data/nvidia_products.json").read_bytes()
-    return {p.key: p for p in msgspec.json.decode(data, type=tuple[Product, ...])}
+    return {p.key: p for p in _files.decode(data)}
 
 
 def mig_partition(

@@ -8,13 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
-from typing import TypeVar
 
 import msgspec
 
 __all__ = ["PciProduct", "amd_product", "gpu_of_model", "intel_product", "rdma_product"]
-
-_T = TypeVar("_T")
 
 
 class PciProduct(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
@@ -52,26 +49,30 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     devices: tuple[PciProduct, ...]
 
 
-def _load(name: str, form: type[_T]) -> _T:
-    data = resources.files("dra_driver.discovery").joinpath(f"data/{name}").read_bytes()
-    return msgspec.json.decode(data, type=form)
+# Built here, not in the threads of several backends, which may look at once: ``codec.build`` says why.
+_amd_files = msgspec.json.Decoder(_AmdFile)
+_files = msgspec.json.Decoder(_File)
+
+
+def _data(name: str) -> bytes:
+    return resources.files("dra_driver.discovery").joinpath(f"data/{name}").read_bytes()
 
 
 @cache
 def _amd() -> Mapping[str, PciProduct]:
-    file = _load("amd_products.json", _AmdFile)
+    file = _amd_files.decode(_data("amd_products.json"))
     radeon = {f"{p.id}/{p.revision}": p for p in file.radeon}
     return radeon | {p.id: p for p in file.instinct}
 
 
 @cache
 def _intel() -> Mapping[str, PciProduct]:
-    return {p.id: p for p in _load("intel_products.json", _File).devices}
+    return {p.id: p for p in _files.decode(_data("intel_products.json")).devices}
 
 
 @cache
 def _rdma() -> Mapping[str, PciProduct]:
-    return {f"{p.vendor}:{p.id}": p for p in _load("rdma_products.json", _File).devices}
+    return {f"{p.vendor}:{p.id}": p for p in _files.decode(_data("rdma_products.json")).devices}
 
 
 def amd_product(device: int, revision: int | None) -> PciProduct | None:

@@ -68,7 +68,7 @@ class NoText(Exception):
     [
         (SystemExit(3), "a: a bug: SystemExit: 3"),
         (asyncio.CancelledError(), "a: a bug: CancelledError: "),
-        (NoText(), "a: a bug: NoText: its text cannot be told (SystemExit)"),
+        (NoText(), "a: a bug: NoText: its text cannot be made (SystemExit)"),
     ],
 )
 def test_what_ends_a_thread_is_an_error_like_others(error: BaseException, message: str) -> None:

@@ -127,7 +127,7 @@ class NoText(Exception):
         raise SystemExit("not even this")
 
 
-def test_an_error_without_a_text_is_told_and_keeps_nothing_else_from_being_undone() -> None:
+def test_an_error_without_a_text_is_reported_and_keeps_nothing_else_from_being_undone() -> None:
     npu = Npu()
 
     def fails() -> None:
@@ -137,7 +137,7 @@ def test_an_error_without_a_text_is_told_and_keeps_nothing_else_from_being_undon
         preparer = node(disk, kube, npu)
         reference = given(kube, "one", "acme-0", "acme-1")
         npu.in_prepare = fails
-        with pytest.raises(PrepareError, match=r"NoText: its text cannot be told \(SystemExit\)"):
+        with pytest.raises(PrepareError, match=r"NoText: its text cannot be made \(SystemExit\)"):
             await preparer.prepare(reference)
         npu.in_prepare = lambda: None
         await preparer.prepare(reference)

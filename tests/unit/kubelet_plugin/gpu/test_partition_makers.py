@@ -65,7 +65,7 @@ ERRORS = {
     "GeneratorExit": GeneratorExit(),
     "CancelledError": asyncio.CancelledError(),
     "StopIteration: end": StopIteration("end"),
-    "NoText: its text cannot be told (SystemExit)": NoText(),
+    "NoText: its text cannot be made (SystemExit)": NoText(),
     "OSError: [Errno 5] \\udcff": OSError(5, "\udcff"),
     "no room": Refused(),
     "ValueError: xxx": ValueError("x" * 100_000),
