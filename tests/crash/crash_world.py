@@ -41,6 +41,9 @@ START_SECONDS = 90.0
 # The DaemonSet's terminationGracePeriodSeconds.
 GRACE_SECONDS = 50.0
 EVENTUALLY_SECONDS = 120
+SETTLED_SECONDS = 15.0
+# In the answer to a call that has not ended.
+GOES_ON = "it goes on, and the next call finds its result"
 # Of runs that failed.
 KEPT = Path(__file__).parents[2] / "build/crash-test"
 
@@ -53,6 +56,7 @@ class Claim:
         acknowledged: the state that the last answered call made: ``prepared`` or ``unprepared``.
         under_way: a call was sent whose answer never came, or was an error.
         answer: device and CDI names of the last successful prepare.
+        goes_on: the last call may not have ended: no answer came, or one that says so.
     """
 
     name: str
@@ -61,10 +65,15 @@ class Claim:
     acknowledged: str = "unprepared"
     under_way: bool = False
     answer: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    goes_on: bool = False
 
 
 class World:
     """One node: directories, hardware, an API server, claims, and agents that come and go.
+
+    Attributes:
+        call_seconds: within which every call has to be answered.
+        withdraws: agents may take documents away for a moment, when devices are found to have changed.
 
     Args:
         machine: makes the hardware in a folder, for a node's name.
@@ -93,6 +102,8 @@ class World:
         self.faults.mkdir()
         self.claims: dict[str, Claim] = {}
         self.kills = 0
+        self.call_seconds = 45.0
+        self.withdraws = False
         self.machine = machine(self.root, NODE)
         self.driver = self.machine.driver
         self.server = ApiServer()
@@ -230,7 +241,7 @@ class World:
     # --- processes ------------------------------------------------------------------------------------------
 
     async def start(
-        self, plan: Plan | None = None, instance: str = "", *, refusable: bool = False
+        self, plan: Plan | None = None, instance: str = "", *, refusable: bool = False, beside: bool = False
     ) -> Agent | None:
         """A new agent, ready for calls; None where it was killed (by its plan) before that.
 
@@ -238,8 +249,10 @@ class World:
             plan: what happens to it.
             instance: part of its sockets' names.
             refusable: it may end with an error, because the node is in no state to start on.
+            beside: others have come and gone since the last boot, or are there: their steps count as well.
         """
-        self.log.unlink(missing_ok=True)
+        if not beside:
+            self.log.unlink(missing_ok=True)
         registrar = self.registrar(instance)
         request = {
             "plan": asdict(plan or Plan()),
@@ -295,9 +308,14 @@ class World:
             self.count_end(await agent.ended, planned=True)
         await agent.channel.close(None)
 
-    async def stop(self, agent: Agent) -> None:
-        """SIGTERM; the end must be orderly."""
-        os.kill(agent.pid, signal.SIGTERM)
+    async def stop(self, agent: Agent, *, killed: bool = False) -> None:
+        """SIGTERM; the end must be orderly.
+
+        Args:
+            killed: or its plan may kill it before.
+        """
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(agent.pid, signal.SIGTERM)
         try:
             async with asyncio.timeout(GRACE_SECONDS):
                 status = await asyncio.shield(agent.ended)
@@ -306,7 +324,9 @@ class World:
             await agent.ended
             self.violate("no end", f"it runs on {GRACE_SECONDS:g} s after SIGTERM: {self.errors()}")
         await agent.channel.close(None)
-        if status:
+        if killed and status == -signal.SIGKILL:
+            self.count_end(status, planned=True)
+        elif status:
             self.violate("disorderly end", f"exit status {status} after SIGTERM: {self.errors()}")
 
     def count_end(self, status: int, *, planned: bool) -> None:
@@ -330,12 +350,16 @@ class World:
 
     # --- calls ----------------------------------------------------------------------------------------------
 
-    async def prepare(self, agent: Agent, claim: Claim) -> bool:
-        """False where no success came back: the agent is gone or says an error."""
+    async def prepare(self, agent: Agent, claim: Claim, seconds: float | None = None) -> bool:
+        """False where no success came back: the agent is gone or says an error.
+
+        Args:
+            seconds: after which the kubelet gives up; None: an answer has to come in time.
+        """
         self.figures.calls += 1
         claim.under_way = True
         request = dra_v1_pb2.NodePrepareResourcesRequest(claims=[_reference(claim)])
-        answers = await self._answers(agent.stub.NodePrepareResources(request, timeout=45))
+        answers = await self._answers(agent.stub.NodePrepareResources, request, claim, seconds)
         if answers is None:
             return False
         if list(answers) != [claim.uid]:
@@ -350,16 +374,16 @@ class World:
         if claim.acknowledged == "prepared" and devices != claim.answer:
             self.violate("lost claims", f"{claim.name}: {devices} after {claim.answer}")
         claim.acknowledged, claim.under_way, claim.answer = "prepared", False, devices
-        if not self.file(claim).exists():
+        if not self.withdraws and not self.file(claim).exists():
             self.violate("half-prepared claims", f"{claim.name}: prepared without its CDI file")
         return True
 
-    async def unprepare(self, agent: Agent, claim: Claim) -> bool:
+    async def unprepare(self, agent: Agent, claim: Claim, seconds: float | None = None) -> bool:
         """See ``prepare``."""
         self.figures.calls += 1
         claim.under_way = True
         request = dra_v1_pb2.NodeUnprepareResourcesRequest(claims=[_reference(claim)])
-        answers = await self._answers(agent.stub.NodeUnprepareResources(request, timeout=45))
+        answers = await self._answers(agent.stub.NodeUnprepareResources, request, claim, seconds)
         if answers is None:
             return False
         if list(answers) != [claim.uid]:
@@ -370,12 +394,16 @@ class World:
         claim.acknowledged, claim.under_way = "unprepared", False
         return True
 
-    async def _answers(self, call: Any) -> Any:
-        """By claim UID; None where the agent is gone."""
+    async def _answers(self, method: Any, request: Any, claim: Claim, seconds: float | None) -> Any:
+        """By claim UID; None where the agent is gone, or the kubelet has given up."""
+        claim.goes_on = True
         try:
-            return (await call).claims
+            answers = (await method(request, timeout=seconds or self.call_seconds)).claims
+            claim.goes_on = any(GOES_ON in answer.error for answer in answers.values())
+            return answers
         except grpc.aio.AioRpcError as e:
-            if e.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+            gives_up = seconds is not None and e.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            if not gives_up and e.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
                 self.violate("wrong answer", f"{e.code()}: {e.details()}")
         except asyncio.CancelledError:
             # Its channel was closed, because the agent is dead.
@@ -396,6 +424,14 @@ class World:
         """
         for kind, text in differences(self, idle=idle):
             self.violate(kind, text)
+
+    async def settled(self, agent: Agent) -> None:
+        """Do what ``check`` does when what the agent does by itself after its start has ended, or it has."""
+        end = asyncio.get_running_loop().time() + SETTLED_SECONDS
+        while any(differences(self, idle=False)) and not agent.ended.done():
+            if asyncio.get_running_loop().time() > end:
+                self.check()
+            await asyncio.sleep(0.05)
 
     def check_sockets(self, dead: Iterable[str]) -> None:
         """What these killed instances left is gone: another one has started since."""
