@@ -2,8 +2,8 @@
 
 Each line on stdin is a request ``{"id", "arguments", "plan", "root", "log", "stderr", "faults", "driver",
 "environment"}``; lines on stdout say ``{"id", "pid"}`` and, when that process has ended, ``{"id", "status"}``
-(negative: the signal). The agent is the real command line; only ``faults`` and ``live_faults`` are put
-under it.
+(negative: the signal). The agent is the real command line; only ``faults``, ``live_faults`` and, where
+a machine asks for it, ``short_waits`` are put under it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import crash_gpus
 import live_faults
+import short_waits
 from faults import Injector, Plan
 
 # Imported before the first fork, so that an agent costs no imports; nothing here starts a thread.
@@ -89,6 +90,8 @@ def agent(request: dict[str, Any]) -> NoReturn:
         Injector(plan, Path(request["root"]), Path(request["log"]), request["driver"], faults.disk).install()
         crash_gpus.install(Path(request["root"]))
         faults.install()
+        if short_waits.VARIABLE in os.environ:
+            short_waits.install()
         code = command(request["arguments"])
     except BaseException:
         import traceback

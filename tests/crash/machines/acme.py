@@ -19,6 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "support" / "hardware"))
 
 from example_driver import acme_machine, install_example
 
+from dra_driver.discovery.registry import ENTRY_POINTS
+
 NPUS = 4
 DRIVER = "npu.acme.example"
 # What a power limit is set back to, and the environment variable that says one.
@@ -28,9 +30,13 @@ VARIABLE = "ACME_POWER_LIMIT"
 
 @functools.cache
 def package() -> str:
-    """Return a PYTHONPATH with the driver as pip installs it."""
+    """Return a PYTHONPATH with the driver as pip installs it, and beside it the backend that is slow."""
     site = Path(tempfile.mkdtemp(prefix="dra-crash-acme-"))
     atexit.register(shutil.rmtree, site, ignore_errors=True)
+    slow = site / "slow_acme-1.0.0.dist-info"
+    slow.mkdir()
+    (slow / "METADATA").write_text("Metadata-Version: 2.1\nName: slow-acme\nVersion: 1.0.0\n")
+    (slow / "entry_points.txt").write_text(f"[{ENTRY_POINTS}]\nslow-acme = machines.slow_backend:factory\n")
     return os.pathsep.join((*install_example(site), *filter(None, [os.environ.get("PYTHONPATH")])))
 
 
@@ -101,7 +107,8 @@ class AcmeMachine:
         for folder in self._folders:
             (npu,) = folder.iterdir()
             name = folder.parent.name
-            yield from _of_npu(npu, *held.get(name, ("", LIMIT)), parts.get(name, set()))
+            yield from _of_npu(npu, *held.get(name, ("", LIMIT)))
+            yield from of_partitions(npu, parts.get(name, set()))
 
     def close(self) -> None:
         pass
@@ -141,13 +148,17 @@ def _watts(device: Mapping[str, Any]) -> int:
     return watts
 
 
-def _of_npu(npu: Path, uid: str, watts: int, parts: set[str]) -> Iterator[tuple[str, str]]:
-    """Yield what is otherwise than one claim's limit (none: as it was) and these partitions."""
+def _of_npu(npu: Path, uid: str, watts: int) -> Iterator[tuple[str, str]]:
+    """Yield what is otherwise than one claim's limit (none: as it was)."""
     job = npu / "job"
     found = (job.read_text().strip() if job.exists() else "", (npu / "power_limit").read_text().strip())
     if found != (uid, str(watts)):
         kind = "half-prepared claims" if uid else "leaked settings"
         yield kind, f"{npu.name}: job and power limit {found}, not {(uid, watts)}"
+
+
+def of_partitions(npu: Path, parts: set[str]) -> Iterator[tuple[str, str]]:
+    """Yield what is otherwise than that these partitions exist."""
     folder = npu / "partitions"
     made = {p.name for p in folder.iterdir()} if folder.is_dir() else set()
     if made - parts:

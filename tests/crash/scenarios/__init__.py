@@ -17,8 +17,9 @@ from machines.acme import AcmeMachine
 from machines.nvml import NvmlMachine
 from machines.rdma import RdmaMachine
 from machines.simulated import SimulatedMachine
+from machines.slow import SlowMachine
 
-from scenarios import clocks, daemons, disks, hangs, kills, reboots, storms, watches
+from scenarios import clocks, daemons, disks, hangs, kills, reboots, slow, storms, watches
 
 Play = Callable[[World, random.Random], Awaitable[None]]
 Hardware = Callable[[Path, str], Machine]
@@ -45,6 +46,8 @@ SCENARIOS = (
     Scenario("kills-on-nvml", kills.at_steps, (NvmlMachine,)),
     Scenario("kills-on-rdma", kills.at_steps, (RdmaMachine,)),
     Scenario("kills-on-third-party", kills.at_steps, (AcmeMachine,)),
+    Scenario("slow-third-party", slow.one_agent, (SlowMachine,)),
+    Scenario("slow-rolling", slow.two_agents, (SlowMachine,)),
     Scenario("reboot", reboots.with_other_numbers, (SimulatedMachine, NvmlMachine, RdmaMachine, AcmeMachine)),
     Scenario("clock-jumps", clocks.jump),
     Scenario("hung-hardware", hangs.while_calls_come, flags=("--rescan-interval=1",)),
