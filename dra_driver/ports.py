@@ -425,7 +425,11 @@ class PartitionMaker(Protocol):
         ...
 
     def partitions(self, uuid: str) -> Sequence[GpuInstance] | None:
-        """Return every partition that exists, whoever made it; None if the device is not there."""
+        """Return every partition that exists, whoever made it; None if the device is gone, and they with it.
+
+        Raises:
+            PrepareError: the device is away for a moment, and what there is of it cannot be known.
+        """
         ...
 
     def create_partition(self, uuid: str, profile_id: int, start: int, size: int) -> GpuInstance:
