@@ -54,9 +54,9 @@ class StateLock:
     """Implements ``NodeLock`` with ``flock``, which ends with the process that holds it.
 
     During a rolling update two instances share one state directory. A process holds the lock while any of its
-    transactions runs, and releases it in between; it is never held while the API server or a device is waited
-    for. A second file, locked by whichever instance waits, makes one with calls all the time give way after a
-    second.
+    transactions runs, and releases it in between; it is never held while the API server, or a device that
+    another claim holds, is waited for. A second file, locked by whichever instance waits, makes one with
+    calls all the time give way after a second.
     """
 
     def __init__(self, path: Path) -> None:
