@@ -322,7 +322,12 @@ class Preparer:
                 await self._upkeep.end(claim, claim.record)
             record = claim.record
             state = record.standing if record else ClaimState.ABSENT
-            await self._effects.carry_out(claim, record, state, Event.UNPREPARE)
+            try:
+                await self._effects.carry_out(claim, record, state, Event.UNPREPARE)
+            except Exception:
+                if record is not None:
+                    self._upkeep.ending(record)
+                raise
             self._upkeep.forget(uid)
 
     # --- inside ---------------------------------------------------------------------------------------------

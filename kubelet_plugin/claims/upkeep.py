@@ -81,6 +81,18 @@ class Upkeep:
         self._is_preparing = is_preparing
         self._report = report
         self.unsettled: dict[Uid, str] = {}
+        # Claims that the kubelet has ended and whose backends have not undone everything yet.
+        self._ending: set[Uid] = set()
+
+    def ending(self, record: PreparedClaim) -> None:
+        """Note that the claim could not be unprepared, and that the kubelet will ask for it again.
+
+        What its backends have undone is not made again until the kubelet wants that: work that takes long
+        would keep the kubelet's next attempt waiting for its end.
+        """
+        if record.effects:
+            self._ending.add(record.uid)
+            self.unsettled.pop(record.uid, None)
 
     def saw(self, record: PreparedClaim) -> None:
         """Note that from now on the claim is known to have this record."""
@@ -93,6 +105,8 @@ class Upkeep:
         self.saw(record)
         outdated = self._reservations.is_outdated(record)
         if record.state is not ClaimState.COMPLETED or outdated or not self._known(record):
+            return False
+        if record.uid in self._ending:
             return False
         if record.uid in self.unsettled:
             return True
@@ -125,6 +139,8 @@ class Upkeep:
             self.saw(record)
         if record is not None and self._reservations.is_outdated(record):
             await self.end(claim, record)
+            return
+        if record is not None and state is ClaimState.COMPLETED and record.uid in self._ending:
             return
         if record is not None and state is ClaimState.COMPLETED and self._known(record):
             await self.renew(claim, record, Event.REVIEW)
@@ -167,6 +183,7 @@ class Upkeep:
             OSError: likewise, for files.
         """
         fresh, is_old_look = record, False
+        self._ending.discard(record.uid)
         try:
             fresh, is_old_look = self._renewed(record)
             fresh = await self._hardware.locate(fresh)
@@ -201,13 +218,14 @@ class Upkeep:
 
     def keep_only(self, uids: Set[Uid]) -> None:
         """Forget claims other than these: another instance may have unprepared them."""
-        for uid in (self.unsettled.keys() | self._known_since.keys()) - uids:
+        for uid in (self.unsettled.keys() | self._known_since.keys() | self._ending) - uids:
             self.forget(uid)
 
     def forget(self, uid: Uid) -> None:
         """Forget a claim that has no document to be kept true any more."""
         self.unsettled.pop(uid, None)
         self._known_since.pop(uid, None)
+        self._ending.discard(uid)
 
     def _renewed(self, record: PreparedClaim) -> tuple[PreparedClaim, bool]:
         """Return the record renewed, or as it is and True where what was found is older than it and differs.

@@ -133,6 +133,37 @@ def test_a_pod_that_is_deleted_meanwhile_waits_for_the_end_and_undoes_it() -> No
     run(scenario)
 
 
+def test_what_could_not_be_undone_is_not_prepared_for_long_again_meanwhile() -> None:
+    """The kubelet's next attempt to end the claim would wait for the end of that, up to an hour."""
+    npu = SlowNpu()
+
+    def fails() -> None:
+        raise sdk.PrepareError("the network is away", retryable=True)
+
+    async def scenario(kube: FakeClient, disk: Disk) -> None:
+        preparer = node(disk, kube, npu, seconds=WAIT)
+        reference = given(kube, "one", "acme-0")
+        npu.finish.set()
+        await prepared(preparer, reference)
+        npu.finish.clear()
+        npu.in_unprepare = fails
+        with pytest.raises(PrepareError, match="the network is away"):
+            await preparer.unprepare(reference)
+        await preparer.tidy()
+        await preparer.renew()
+        assert npu.calls[-1] == "unprepare acme-0"
+        # Another pod may want the claim after all.
+        npu.finish.set()
+        await prepared(preparer, reference)
+        assert npu.calls[-1] == "prepare acme-0"
+        await preparer.tidy()
+        npu.in_unprepare = lambda: None
+        await preparer.unprepare(reference)
+        assert not disk.claims()
+
+    run(scenario)
+
+
 def test_an_agent_that_is_killed_meanwhile_undoes_it_and_begins_anew() -> None:
     npu = SlowNpu()
 
