@@ -10,6 +10,7 @@ import asyncio
 import copy
 import fcntl
 import os
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -36,8 +37,42 @@ _SPARE: Final = 8
 _KEPT_SECONDS: Final = 600.0
 # A call for which less is left than this has used up its time.
 _SLACK_SECONDS: Final = 0.1
+# A thread that has not begun its work by then, beyond the time of its caller, is starved.
+_BEGIN_SECONDS: Final = 1.0
+_POLL_SECONDS: Final = 0.005
 
 log = structlog.get_logger(__name__)
+
+
+class _Begin:
+    """The moment at which a thread begins its work on a device, unless its caller has given up before.
+
+    What began later would be done while no call holds the node, to a device that another instance may have
+    given to another claim since.
+    """
+
+    def __init__(self) -> None:
+        self._deciding = threading.Lock()
+        self._refused: Exception | None = None
+        self.begun = False
+
+    def begin(self) -> None:
+        """Begin; to be called in the thread, when it has the lock of the device.
+
+        Raises:
+            Exception: what ``refuse`` was called with before.
+        """
+        with self._deciding:
+            if self._refused is not None:
+                raise self._refused
+            self.begun = True
+
+    def refuse(self, why: Exception) -> bool:
+        """Have it never begin; return False if it has begun."""
+        with self._deciding:
+            if not self.begun:
+                self._refused = why
+            return not self.begun
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +82,14 @@ class _Slow:
     Attributes:
         work: what it is about, by which the one who asks again is known.
         future: its end, with the mark since which no other instance had worked on the device then.
+        begin: its beginning.
         began: when it began, a time of the loop's clock.
         seconds: that it may take.
     """
 
     work: DeviceWork
     future: asyncio.Future[_Mark]
+    begin: _Begin
     began: float
     seconds: float
 
@@ -96,7 +133,13 @@ class BackendCalls:
             PrepareError: it has failed, takes too long, or another one about the same thing hangs.
         """
         async with self._locks.setdefault(about, asyncio.Lock()):
-            future = self._start(about, self._most, self._guarded, about, work, args)
+            begin = _Begin()
+
+            def begun() -> _T:
+                begin.begin()
+                return self._guarded(about, work, args)
+
+            future = self._start(about, self._most, begin, begun)
             return await self._end(about, future, seconds)
 
     async def undo(
@@ -112,8 +155,10 @@ class BackendCalls:
             slow = self._slow.pop(_key(about, argument), None)
             if slow is not None:
                 await asyncio.wait([slow.future], timeout=seconds)
-            future = self._start(about, self._most, self._alone, about, work, argument)
-            await self._end(about, future, end - _now(), seconds)
+            begin = _Begin()
+            future = self._start(about, self._most, begin, self._alone, about, begin, work, argument)
+            await self._begun(about, begin, future, end - _now())
+            await self._end(about, future, 0.0, seconds)
 
     async def go_on(
         self,
@@ -146,11 +191,16 @@ class BackendCalls:
             if slow is None or slow.work != argument:
                 # It is known again by what it was, whatever a third party's code does to what it gets.
                 given = copy.deepcopy(argument)
-                future = self._start(about, self._threads, self._alone, about, work, given)
-                slow = self._slow[key] = _Slow(argument, future, _now(), seconds)
+                begin = _Begin()
+                future = self._start(about, self._threads, begin, self._alone, about, begin, work, given)
+                slow = self._slow[key] = _Slow(argument, future, begin, _now(), seconds)
             left = slow.began + slow.seconds - _now()
-            done, _ = await asyncio.wait([slow.future], timeout=max(0.0, min(wait, left)))
-            if not done and left > wait + _SLACK_SECONDS:
+            if not await self._begun(about, slow.begin, slow.future, min(wait, left)):
+                del self._slow[key]
+                raise StillPreparing(
+                    f"device {about}: backend {self._name} has no time to begin to prepare it", retryable=True
+                )
+            if not slow.future.done() and left > wait + _SLACK_SECONDS:
                 taken = _now() - slow.began
                 raise StillPreparing(
                     f"device {about}: backend {self._name} still prepares it: {taken:.0f} s of at most "
@@ -182,23 +232,35 @@ class BackendCalls:
         """Take no more calls; one that hangs is not waited for."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def _start(self, about: str, most: int, work: Callable[..., _T], *args: object) -> asyncio.Future[_T]:
+    async def _begun(self, about: str, begin: _Begin, future: asyncio.Future[Any], seconds: float) -> bool:
+        """Wait for the end of what was started, and if need be a moment longer for its beginning.
+
+        Returns:
+            Whether it has begun; if not, it never will.
+        """
+        late = self._late(about, "it could not begin in time")
+        try:
+            await asyncio.wait([future], timeout=max(0.0, seconds))
+            end = _now() + _BEGIN_SECONDS
+            while not begin.begun and not future.done() and _now() < end:
+                await asyncio.wait([future], timeout=_POLL_SECONDS)
+        except asyncio.CancelledError:
+            begin.refuse(late)
+            raise
+        return future.done() or not begin.refuse(late)
+
+    def _start(
+        self, about: str, most: int, begin: _Begin, work: Callable[..., _T], *args: object
+    ) -> asyncio.Future[_T]:
         if about in self._under_way:
             raise self._late(about, "an earlier call has not come back yet")
         if len(self._under_way) >= most:
             raise self._late(about, f"{len(self._under_way)} calls have not come back yet")
-        refused: list[RuntimeError] = []
-
-        def wanted() -> _T:
-            if refused:
-                raise refused[0]
-            return work(*args)
-
         try:
-            future = asyncio.get_running_loop().run_in_executor(self._executor, wanted)
+            future = asyncio.get_running_loop().run_in_executor(self._executor, work, *args)
         except RuntimeError as e:
             # It stays in the queue, for a thread that can be started later: too late for this call.
-            refused.append(e)
+            begin.refuse(e)
             raise self._late(about, str(e)) from e
         # Until it ends, also after its caller has given up.
         self._under_way[about] = future
@@ -219,13 +281,16 @@ class BackendCalls:
         if not future.cancelled():
             future.exception()  # asked for: nobody may wait for it any more
 
-    def _alone(self, about: str, work: Callable[[DeviceWork], None], argument: DeviceWork) -> _Mark:
+    def _alone(
+        self, about: str, begin: _Begin, work: Callable[[DeviceWork], None], argument: DeviceWork
+    ) -> _Mark:
         """Call while no other instance of the plugin works on the device; return since which none has.
 
         The lock is not waited for. Its holder is at work although it has answered: what waited here beyond
         the end of its own call would be done after the other one has finished, or given up, the claim.
         """
         if self._folder is None:
+            begin.begin()
             self._guarded(about, work, (argument,))
             return None
         try:
@@ -238,6 +303,7 @@ class BackendCalls:
             try:
                 # The end of the process, however it comes, releases it.
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                begin.begin()
                 since = self._marked(about, lock)
             except BlockingIOError:
                 raise self._late(about, "another instance of the plugin is at work on it") from None

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
+import threading
 from pathlib import Path
 
 import pytest
@@ -103,6 +106,43 @@ def test_the_start_of_the_new_one_waits_for_no_work_of_the_old_one(tmp_path: Pat
         old.finish.set()
         await unprepared(second, disk)
         assert not old.set
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("call", ["prepare", "unprepare"])
+def test_what_has_not_begun_when_its_call_ends_is_never_done(
+    tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By then another agent may have given the device to another claim: a thread starves on a busy node."""
+    npu, starved = Npu(), threading.Event()
+    npu.plan = lambda use: sdk.DevicePlan({"watts": 100}, seconds=60)
+    real = fcntl.flock
+
+    def late(descriptor: int, how: int) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            assert starved.wait(30)
+        real(descriptor, how)
+
+    async def scenario(kube: FakeClient, disk: Disk) -> None:
+        first, _ = agents(tmp_path, disk, kube, npu, Npu())
+        reference = given(kube, "one", "acme-0")
+        if call == "unprepare":
+            await prepared(first, reference)
+        monkeypatch.setattr(fcntl, "flock", late)
+        with pytest.raises(PrepareError):
+            await getattr(first, call)(reference)
+        starved.set()
+        if call == "unprepare":
+            await prepared(first, reference, PrepareError)
+            assert "unprepare acme-0" not in npu.calls
+            return
+        async with asyncio.timeout(30):
+            while disk.claims():
+                with contextlib.suppress(PrepareError):
+                    await first.unprepare(reference)
+                await asyncio.sleep(0.02)
+        assert "prepare acme-0" not in npu.calls
 
     run(scenario)
 
