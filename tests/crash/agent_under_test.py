@@ -40,7 +40,7 @@ def main() -> None:
     gc.freeze()
     agents: dict[int, int] = {}
     pending = b""
-    tell({"ready": True})
+    answer({"ready": True})
     while True:
         ready, _, _ = select.select([0, readable], [], [])
         if readable in ready:
@@ -57,13 +57,13 @@ def main() -> None:
                 if pid == 0:
                     agent(request)
                 agents[pid] = request["id"]
-                tell({"id": request["id"], "pid": pid})
+                answer({"id": request["id"], "pid": pid})
     for pid in agents:
         os.kill(pid, signal.SIGKILL)
 
 
-def tell(answer: dict[str, Any]) -> None:
-    os.write(1, json.dumps(answer).encode() + b"\n")
+def answer(line: dict[str, Any]) -> None:
+    os.write(1, json.dumps(line).encode() + b"\n")
 
 
 def reap(agents: dict[int, int]) -> None:
@@ -71,7 +71,7 @@ def reap(agents: dict[int, int]) -> None:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
             return
-        tell({"id": agents.pop(pid), "status": os.waitstatus_to_exitcode(status)})
+        answer({"id": agents.pop(pid), "status": os.waitstatus_to_exitcode(status)})
 
 
 def agent(request: dict[str, Any]) -> NoReturn:

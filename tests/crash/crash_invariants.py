@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from faults import metadata_folder
 
 if TYPE_CHECKING:
-    from crash_world import World
+    from crash_world import CrashedNode
 
 Found = Iterator[tuple[str, str]]
 Records = Mapping[str, Any]
 
 
-def differences(world: World, *, idle: bool) -> Found:
-    """Yield kind and text of all that must not be; see ``World.check``."""
+def differences(world: CrashedNode, *, idle: bool) -> Found:
+    """Yield kind and text of all that must not be; see ``CrashedNode.check``."""
     every = world.records()
     # Of ended ones only the identity of their devices is remembered.
     ended = {uid for uid, record in every.items() if record.get("ended")}
@@ -41,7 +41,7 @@ def differences(world: World, *, idle: bool) -> Found:
         yield "unfinished claims", f"{unfinished}: the kubelet has not ended its work"
 
 
-def _records(world: World, records: Records) -> Found:
+def _records(world: CrashedNode, records: Records) -> Found:
     """Yield records that are half made or of nobody, and documents without one."""
     files = world.files()
     known = {c.uid for c in world.claims.values()}
@@ -57,7 +57,7 @@ def _records(world: World, records: Records) -> Found:
         yield "leaked CDI files", f"{sorted(files - wanted)}"
 
 
-def _documents(world: World, records: Records) -> Found:
+def _documents(world: CrashedNode, records: Records) -> Found:
     """Yield documents that name other nodes and files than their devices have now."""
     for uid, record in records.items():
         spec = json.loads((world.cdi / world.claim_file(uid)).read_bytes())
@@ -71,7 +71,7 @@ def _documents(world: World, records: Records) -> Found:
                 yield "documents of other devices", text
 
 
-def _metadata(world: World, records: Records) -> Found:
+def _metadata(world: CrashedNode, records: Records) -> Found:
     """Yield what differs from files (KEP-5304) of all requests of all prepared claims, and of no others."""
     folder = metadata_folder(world.root, world.driver)
     there = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}

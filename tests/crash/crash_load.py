@@ -9,7 +9,7 @@ from typing import Any
 
 from crash_processes import Agent
 from crash_script import GPUS, MIG_MPS, SHORT, SLICE, UNENFORCED, VM
-from crash_world import World
+from crash_world import CrashedNode
 from faults import Plan
 
 
@@ -21,7 +21,7 @@ class Load:
         pairs: how many pairs of claims there are at most.
     """
 
-    def __init__(self, world: World, seed: int, *, hardware: bool, pairs: int) -> None:
+    def __init__(self, world: CrashedNode, seed: int, *, hardware: bool, pairs: int) -> None:
         self.world = world
         self._hardware = hardware
         self.chance = random.Random(seed)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from crash_load import Load, one_at_a_time, rolling
 from crash_script import ACME_SCRIPT, GPU_SCRIPT, SCRIPT, Step, play
-from crash_world import World
+from crash_world import CrashedNode
 from faults import Plan
 from machines import Machine
 from machines.acme import AcmeMachine
@@ -47,7 +47,7 @@ class Disturbed:
     """One run of the matrix, on this hardware."""
 
     name: str
-    play: Callable[[World], Awaitable[None]]
+    play: Callable[[CrashedNode], Awaitable[None]]
     hardware: Callable[[Path, str], Machine] = SimulatedMachine
 
 
@@ -107,7 +107,7 @@ def disturbed(counted: Counted, kills: int, chance: random.Random) -> list[Distu
 
 
 async def under_load(
-    world: World, seed: int, killer: Callable[[Load], Awaitable[None]], *, hardware: bool, pairs: int
+    world: CrashedNode, seed: int, killer: Callable[[Load], Awaitable[None]], *, hardware: bool, pairs: int
 ) -> None:
     """One run of ``Load``."""
     await Load(world, seed, hardware=hardware, pairs=pairs).run(killer)

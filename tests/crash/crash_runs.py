@@ -12,7 +12,7 @@ from crash_figures import Figures
 from crash_matrix import SCRIPTS, Script, matrix
 from crash_processes import ForkServer
 from crash_script import count_steps
-from crash_world import World, worlds
+from crash_world import CrashedNode, worlds
 from machines import nvml
 from machines.simulated import SimulatedMachine
 from scenarios import Hardware, Scenario
@@ -23,7 +23,7 @@ class Run:
     """One run; a violation ends it."""
 
     name: str
-    play: Callable[[World], Awaitable[None]]
+    play: Callable[[CrashedNode], Awaitable[None]]
     forks: ForkServer
     figures: Figures
     hardware: Hardware = SimulatedMachine
@@ -125,5 +125,5 @@ async def play_scenarios(
     return figures
 
 
-def _with_chance(scenario: Scenario, seed: str) -> Callable[[World], Awaitable[None]]:
+def _with_chance(scenario: Scenario, seed: str) -> Callable[[CrashedNode], Awaitable[None]]:
     return lambda world: scenario.play(world, random.Random(seed))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from crash_figures import Figures
 from crash_processes import Agent, ForkServer
-from crash_world import World, worlds
+from crash_world import CrashedNode, worlds
 from faults import Plan
 from machines import Machine, acme
 from machines.simulated import SimulatedMachine
@@ -113,7 +113,7 @@ VM = {"kind": "GpuConfig", "driver": "vfio-pci"}
 UNENFORCED = {"kind": "ShareConfig", "enforcement": "None"}
 
 
-def populate(world: World) -> None:
+def populate(world: CrashedNode) -> None:
     """The claims of the scripts."""
     if world.driver == RDMA_DRIVER_NAME:
         _populate_plain(world, NICS)
@@ -133,7 +133,7 @@ def populate(world: World) -> None:
     _populate_plain(world, GPUS)
 
 
-def _populate_npus(world: World) -> None:
+def _populate_npus(world: CrashedNode) -> None:
     first, second, third, last = NPUS
     world.add("limit", first, parameters=_limit(250))
     world.add("lower", first, parameters=_limit(120))
@@ -148,14 +148,14 @@ def _limit(watts: int) -> dict[str, object]:
     return {"apiVersion": "acme.example/v1", "kind": "NpuConfig", "powerLimit": watts}
 
 
-def _populate_plain(world: World, devices: Sequence[str]) -> None:
+def _populate_plain(world: CrashedNode, devices: Sequence[str]) -> None:
     world.add("a", devices[0])
     world.add("b", devices[1], devices[2])
     world.add("c", devices[0])
     world.add("never", devices[3])
 
 
-def script_of(world: World, chance: random.Random) -> Sequence[Step]:
+def script_of(world: CrashedNode, chance: random.Random) -> Sequence[Step]:
     """Return a script for the hardware of a world: what all devices can, or what GPUs can besides."""
     if world.driver == acme.DRIVER:
         return ACME_SCRIPT
@@ -179,7 +179,7 @@ class Life:
 
     def __init__(
         self,
-        world: World,
+        world: CrashedNode,
         plans: Sequence[Plan] = (),
         power: random.Random | None = None,
         reboots: random.Random | None = None,
@@ -267,7 +267,7 @@ class Life:
 
 
 async def play(
-    world: World,
+    world: CrashedNode,
     plans: Sequence[Plan],
     power: random.Random | None = None,
     script: Sequence[Step] = SCRIPT,

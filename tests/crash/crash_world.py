@@ -68,7 +68,7 @@ class Claim:
     goes_on: bool = False
 
 
-class World:
+class CrashedNode:
     """One node: directories, hardware, an API server, claims, and agents that come and go.
 
     Attributes:
@@ -108,7 +108,7 @@ class World:
         self.driver = self.machine.driver
         self.server = ApiServer()
 
-    async def __aenter__(self) -> World:
+    async def __aenter__(self) -> CrashedNode:
         await self.server.install(definitions())
         await self.server.install([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}])
         await self.server.start()
@@ -518,10 +518,10 @@ async def worlds(
     name: str,
     machine: Callable[[Path, str], Machine] = SimulatedMachine,
     flags: tuple[str, ...] = (),
-) -> AsyncIterator[World]:
+) -> AsyncIterator[CrashedNode]:
     """A world for one run; a violation ends the run, not the test."""
     try:
-        async with World(forks, figures, name, machine, flags) as world:
+        async with CrashedNode(forks, figures, name, machine, flags) as world:
             yield world
     except Violation:
         pass

@@ -39,5 +39,5 @@ def test_every_scenario_once_leaves_nothing_behind() -> None:
     command = [sys.executable, str(script), *scenarios, "--runs", "1", "--seed", "7", "--jobs", "3"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    told = {line.split()[0] for line in done.stdout.splitlines() if line.split()}
-    assert told >= {s.name for s in SCENARIOS}
+    listed = {line.split()[0] for line in done.stdout.splitlines() if line.split()}
+    assert listed >= {s.name for s in SCENARIOS}

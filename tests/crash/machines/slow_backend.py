@@ -94,13 +94,13 @@ class SlowBackend:
     def prepare_device(self, work: sdk.DeviceWork) -> None:
         job, pace = self._job(work), self._pace(work.device)
         done = f"{work.settings['watts']} {DONE}\n"
-        with self._at_work(work, "prepare") as say:
+        with self._at_work(work, "prepare") as log:
             if others := sorted(p.name for p in job.parent.iterdir() if _excludes(work, p.name)):
-                say(f"alarm: not undone before: {others}")
+                log(f"alarm: not undone before: {others}")
             if job.exists() and job.read_text() == done:
                 # As it should be: looked at, not touched.
                 for _ in _steps(pace["verify"]):
-                    say("step")
+                    log("step")
                 return
             off = job.parent.parent / "off"
             # Never while the device has something of a claim: a pod may use it, or its record count as done.
@@ -111,19 +111,19 @@ class SlowBackend:
                     off.touch()
                 if pace["fails"] == "prepare" and number == total // 2:
                     raise sdk.PrepareError("the tool has failed", retryable=pace["retryable"])
-                say("step")
+                log("step")
             off.unlink(missing_ok=True)
             job.write_text(done)
 
     def unprepare_device(self, work: sdk.DeviceWork) -> None:
         job, pace = self._job(work), self._pace(work.device)
-        with self._at_work(work, "undo") as say:
+        with self._at_work(work, "undo") as log:
             for number, total in _steps(pace["undo"]):
                 if job.exists():
                     job.write_text(f"{work.settings['watts']} back {number}/{total}\n")
                 if pace["fails"] == "undo" and number == total // 2:
                     raise sdk.PrepareError("the tool cannot undo it", retryable=pace["retryable"])
-                say("step")
+                log("step")
             (job.parent.parent / "off").unlink(missing_ok=True)
             if job.exists():
                 # By ``os``, where crashes are injected.
@@ -145,7 +145,7 @@ class SlowBackend:
     def _at_work(self, work: sdk.DeviceWork, verb: str) -> Iterator[Any]:
         number = next(self._serial)
 
-        def say(what: str) -> None:
+        def log(what: str) -> None:
             line = f"{os.getpid()}.{number} {work.device} {work.claim_uid} {verb} {what}\n"
             log = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             try:
@@ -153,11 +153,11 @@ class SlowBackend:
             finally:
                 os.close(log)
 
-        say("begin")
+        log("begin")
         try:
-            yield say
+            yield log
         finally:
-            say("end")
+            log("end")
 
 
 def _excludes(work: sdk.DeviceWork, job: str) -> bool:

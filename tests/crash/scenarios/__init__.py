@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from crash_world import World
+from crash_world import CrashedNode
 from machines import Machine
 from machines.acme import AcmeMachine
 from machines.nvml import NvmlMachine
@@ -21,7 +21,7 @@ from machines.slow import SlowMachine
 
 from scenarios import clocks, daemons, disks, hangs, kills, reboots, slow, storms, watches
 
-Play = Callable[[World, random.Random], Awaitable[None]]
+Play = Callable[[CrashedNode, random.Random], Awaitable[None]]
 Hardware = Callable[[Path, str], Machine]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from crash_script import Life, populate, script_of
-from crash_world import World
+from crash_world import CrashedNode
 
 from scenarios.kills import plans
 
@@ -26,7 +26,7 @@ _JUMPS = (
 )
 
 
-async def jump(world: World, chance: random.Random) -> None:
+async def jump(world: CrashedNode, chance: random.Random) -> None:
     """Set the clock back and forth between the kubelet's calls and while agents are down."""
     populate(world)
     life = Life(world, plans(chance, 4))

@@ -13,7 +13,7 @@ from typing import Any
 
 from crash_gpus import due, of_daemons
 from crash_script import MIG_MPS, Life, Step
-from crash_world import NODE, World
+from crash_world import NODE, CrashedNode
 from machines.nvml import NvmlMachine
 
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
@@ -25,7 +25,7 @@ CONTROL = "nvidia-cuda-mps-control"
 _SHARES = ("one", "two", "three", "four")
 
 
-async def die_too(world: World, chance: random.Random) -> None:
+async def die_too(world: CrashedNode, chance: random.Random) -> None:
     """Kill agents and daemons while shares of GPUs come and go; an agent that starts starts daemons anew."""
     machine = world.machine
     assert isinstance(machine, NvmlMachine)
@@ -41,14 +41,14 @@ async def die_too(world: World, chance: random.Random) -> None:
     await life.finish()
 
 
-async def _kill_a_daemon(world: World, machine: NvmlMachine, chance: random.Random) -> None:
+async def _kill_a_daemon(world: CrashedNode, machine: NvmlMachine, chance: random.Random) -> None:
     world.figures.faults += 1
     device, pid = chance.choice(sorted(machine.daemons().items()))
     os.kill(pid, signal.SIGKILL)
     await world.eventually("a killed daemon runs on", lambda: machine.daemons().get(device) != pid)
 
 
-async def of_nvidia(world: World, chance: random.Random) -> None:
+async def of_nvidia(world: CrashedNode, chance: random.Random) -> None:
     """Kill agents while shares of a real GPU come and go under NVIDIA's own daemon."""
     gpu = RealGpus.gpu()
     _populate(world, gpu, gpu)
@@ -61,7 +61,7 @@ async def of_nvidia(world: World, chance: random.Random) -> None:
     await life.finish()
 
 
-def _populate(world: World, first: str, second: str) -> None:
+def _populate(world: CrashedNode, first: str, second: str) -> None:
     for name, gpu in zip(_SHARES, (first, first, second, second), strict=True):
         world.add(name, gpu, share=True)
 

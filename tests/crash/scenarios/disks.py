@@ -11,7 +11,7 @@ from typing import Protocol
 
 import crash_mounts
 from crash_script import Life, Step, gone, populate, script_of
-from crash_world import World
+from crash_world import CrashedNode
 
 
 class Disk(Protocol):
@@ -43,7 +43,7 @@ class Injected:
         self._file.unlink()
 
 
-async def read_only(world: World, chance: random.Random) -> None:
+async def read_only(world: CrashedNode, chance: random.Random) -> None:
     """Make the state directory read-only for a while, several times."""
     disk: Disk = Injected(world.faults / "disk", "EROFS state all")
     if crash_mounts.isolated():
@@ -51,7 +51,7 @@ async def read_only(world: World, chance: random.Random) -> None:
     await _refuse(world, chance, disk)
 
 
-async def without_inodes(world: World, chance: random.Random) -> None:
+async def without_inodes(world: CrashedNode, chance: random.Random) -> None:
     """Use up the inodes of the state directory's file system for a while, several times."""
     if not crash_mounts.isolated():
         await _refuse(world, chance, Injected(world.faults / "disk", "ENOSPC state create"))
@@ -64,7 +64,7 @@ async def without_inodes(world: World, chance: random.Random) -> None:
         disk.close()
 
 
-async def _refuse(world: World, chance: random.Random, disk: Disk) -> None:
+async def _refuse(world: CrashedNode, chance: random.Random, disk: Disk) -> None:
     """Play a script; what is asked for while the disk refuses may fail, and is asked for again afterwards."""
     populate(world)
     life = Life(world)

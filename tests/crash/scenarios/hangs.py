@@ -7,10 +7,10 @@ import random
 from pathlib import Path
 
 from crash_script import Life, populate, script_of
-from crash_world import World
+from crash_world import CrashedNode
 
 
-async def while_calls_come(world: World, chance: random.Random) -> None:
+async def while_calls_come(world: CrashedNode, chance: random.Random) -> None:
     """Let the library hang while the kubelet calls; what was asked for happens once it does not any more.
 
     Half of the hangs end by themselves, the others by the end of the agent.
@@ -36,7 +36,7 @@ async def while_calls_come(world: World, chance: random.Random) -> None:
     await life.finish()
 
 
-async def until_the_end(world: World, chance: random.Random) -> None:
+async def until_the_end(world: CrashedNode, chance: random.Random) -> None:
     """Tell an agent to end (SIGTERM) while the library hangs; it ends within its pod's grace period."""
     populate(world)
     hang = world.faults / "hang"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 
 from crash_script import Life, populate, script_of
-from crash_world import World
+from crash_world import CrashedNode
 from faults import Plan
 
 
-async def at_steps(world: World, chance: random.Random) -> None:
+async def at_steps(world: CrashedNode, chance: random.Random) -> None:
     """Kill agents at a dozen random steps, and at random moments between calls."""
     populate(world)
     life = Life(world, plans(chance, 12))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 
 from crash_script import Life, populate, script_of
-from crash_world import World
+from crash_world import CrashedNode
 
 from scenarios.kills import plans
 
 
-async def with_other_numbers(world: World, chance: random.Random) -> None:
+async def with_other_numbers(world: CrashedNode, chance: random.Random) -> None:
     """Reboot in the middle of steps, between them, and while the node comes up from the last reboot.
 
     Each boot has another boot ID, other numbers of the devices, another driver with another set of files, and

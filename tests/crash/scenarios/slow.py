@@ -14,7 +14,7 @@ from itertools import chain
 import short_waits
 from crash_processes import Agent
 from crash_script import NPUS
-from crash_world import Claim, World
+from crash_world import Claim, CrashedNode
 from faults import Plan
 from machines.slow import SlowMachine
 
@@ -25,12 +25,12 @@ _EVENTS = 8
 _CALM_SECONDS = 90.0
 
 
-async def one_agent(world: World, chance: random.Random) -> None:
+async def one_agent(world: CrashedNode, chance: random.Random) -> None:
     """Kill agents, one after the other, while a slow backend prepares and undoes devices for its claims."""
     await _Node(world, chance, most=1).run()
 
 
-async def two_agents(world: World, chance: random.Random) -> None:
+async def two_agents(world: CrashedNode, chance: random.Random) -> None:
     """Kill one or both of two agents while they have a slow backend prepare and undo devices side by side."""
     await _Node(world, chance, most=2).run()
 
@@ -42,7 +42,7 @@ class _Node:
         most: so many agents run at once.
     """
 
-    def __init__(self, world: World, chance: random.Random, most: int) -> None:
+    def __init__(self, world: CrashedNode, chance: random.Random, most: int) -> None:
         assert isinstance(world.machine, SlowMachine)
         self._machine = world.machine
         self._world = world

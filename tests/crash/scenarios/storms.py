@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator
 
 from crash_script import Life, populate, script_of
-from crash_world import World
+from crash_world import CrashedNode
 from machines.nvml import BUSES, NvmlMachine
 
 from scenarios.kills import plans
@@ -21,7 +21,7 @@ _NUMBERS = (13, 31, 43, 45, 48, 63, 64, 74, 79, 94, 95, 119, 999)
 _LINES = 200
 
 
-async def of_xids(world: World, chance: random.Random) -> None:
+async def of_xids(world: CrashedNode, chance: random.Random) -> None:
     """Report errors of all GPUs without end while claims come and go and agents are killed.
 
     Afterwards the inventory names what is wrong, and after a reboot nothing is.
@@ -51,7 +51,7 @@ async def of_xids(world: World, chance: random.Random) -> None:
     await life.finish()
 
 
-async def _storm(world: World, machine: NvmlMachine, chance: random.Random) -> None:
+async def _storm(world: CrashedNode, machine: NvmlMachine, chance: random.Random) -> None:
     for sequence in itertools.count(1):
         bus = chance.choice(BUSES)
         lines = machine.lines[bus]
@@ -63,7 +63,7 @@ async def _storm(world: World, machine: NvmlMachine, chance: random.Random) -> N
             await asyncio.sleep(0.02)
 
 
-def _unwell(world: World) -> Iterator[str]:
+def _unwell(world: CrashedNode) -> Iterator[str]:
     for device in world.inventory().get("spec", {}).get("devices", ()):
         if device.get("health"):
             yield device["name"]

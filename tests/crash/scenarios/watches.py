@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc.aio
 from crash_script import Life, populate, script_of
-from crash_world import NODE, World
+from crash_world import NODE, CrashedNode
 
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES, inventory_name
 from dra_driver.api.resource import RESOURCE_SLICES
@@ -20,7 +20,7 @@ from scenarios.kills import plans
 _STORM = "expire watches every 100ms; drop watches every 700ms"
 
 
-async def expire(world: World, chance: random.Random) -> None:
+async def expire(world: CrashedNode, chance: random.Random) -> None:
     """Expire all watches while claims come and go; an agent has to see what changes all the same.
 
     What it has to see: that the slices which were published for its present epoch are gone.
@@ -42,7 +42,7 @@ async def expire(world: World, chance: random.Random) -> None:
     await life.finish()
 
 
-async def _see_slices_go(world: World) -> None:
+async def _see_slices_go(world: CrashedNode) -> None:
     await _register(world)
     await world.eventually("the registration is not written", lambda: _registration(world).get("registered"))
     epoch = _registration(world)["epoch"]
@@ -64,7 +64,7 @@ async def _see_slices_go(world: World) -> None:
     )
 
 
-async def _register(world: World) -> None:
+async def _register(world: CrashedNode) -> None:
     """Do what the kubelet does when it finds the registrar."""
     async with grpc.aio.insecure_channel(f"unix:{world.registrar()}") as channel:
         stub = pluginregistration_pb2_grpc.RegistrationStub(channel)
@@ -72,12 +72,12 @@ async def _register(world: World) -> None:
         await stub.NotifyRegistrationStatus(pluginregistration_pb2.RegistrationStatus(plugin_registered=True))
 
 
-def _registration(world: World) -> dict[str, Any]:
+def _registration(world: CrashedNode) -> dict[str, Any]:
     found: dict[str, Any] = world.inventory().get("status", {}).get("registration", {})
     return found
 
 
-def _publish(world: World, epoch: int, name: str) -> None:
+def _publish(world: CrashedNode, epoch: int, name: str) -> None:
     """Note what a controller notes that has published one slice."""
     collection = world.server.store.collection(DEVICE_INVENTORIES.group, DEVICE_INVENTORIES.plural)
     body = world.inventory()
