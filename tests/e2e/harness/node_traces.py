@@ -8,6 +8,8 @@ from dra_driver.preparation import Checkpoint
 
 # What the node agent remembers from one start to the next stays: it cannot tell an update from its end.
 MEMORY = ("checkpoint.json", "health.json", "simulated-gpus.json", "state.lock", "state.wanted")
+# With a lock for each device.
+LOCKS = ("backends", "gpus")
 
 
 def traces(registry: Path, plugins: Path, cdi: Path) -> list[str]:
@@ -16,7 +18,8 @@ def traces(registry: Path, plugins: Path, cdi: Path) -> list[str]:
     for path in sorted(plugins.rglob("*")):
         if path.is_dir():
             continue
-        if path.is_socket() or not path.name.lstrip(".").startswith(MEMORY):
+        is_lock = path.parent.name in LOCKS and path.suffix == ".lock"
+        if path.is_socket() or not (is_lock or path.name.lstrip(".").startswith(MEMORY)):
             found.append(str(path))
         elif path.name == "checkpoint.json":
             found += [f"{path}: {claim.key}" for claim in Checkpoint.decode(path.read_bytes())]
