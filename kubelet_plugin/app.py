@@ -349,7 +349,8 @@ class Plugin:
             tasks.create_task(self._calls.run())
             tasks.create_task(self._keeper.run())
             tasks.create_task(self._reconciler.run())
-            tasks.create_task(self._leftovers.run())
+            t = self._timings
+            tasks.create_task(self._leftovers.run(t.first_leftovers, t.leftovers, t.confirm_leftovers))
             tasks.create_task(self.notices.run())
             tasks.create_task(self.observation.run())
             tasks.create_task(self._activity.run(self.observation.samples))

@@ -50,6 +50,9 @@ class Timings:
         renew: between two looks at documents when discovery finds nothing new.
         renew_again: likewise while some documents could not be written: a container runtime tries a container
             again after about 12 s.
+        first_leftovers: after the start, for the first look at what no claim holds.
+        leftovers: between two such looks.
+        confirm_leftovers: likewise after a finding. Longer than any prepare takes.
     """
 
     lock: float = 10.0
@@ -63,6 +66,9 @@ class Timings:
     closing: float = 2.0
     renew: float = 60.0
     renew_again: float = 10.0
+    first_leftovers: float = 10.0
+    leftovers: float = 300.0
+    confirm_leftovers: float = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable
-from typing import Final
 
 import structlog
 
@@ -25,11 +24,6 @@ from kubelet_plugin.gpu.hardware import GpuHardware, daemons_of
 __all__ = ["Leftovers"]
 
 log = structlog.get_logger(__name__)
-
-FIRST_SECONDS: Final = 10.0
-EVERY_SECONDS: Final = 300.0
-# Longer than any prepare takes.
-CONFIRM_SECONDS: Final = 60.0
 
 
 class Leftovers:
@@ -63,9 +57,9 @@ class Leftovers:
 
     async def run(
         self,
-        first: float = FIRST_SECONDS,
-        every: float = EVERY_SECONDS,
-        confirm: float = CONFIRM_SECONDS,
+        first: float,
+        every: float,
+        confirm: float,
     ) -> None:
         """Look until cancelled. Times are in seconds: after the start, between rounds, after a finding."""
         await asyncio.sleep(first)

@@ -14,23 +14,30 @@ import pytest
 from cut_npu import CutNpu, dev, half, half_claim
 from fake_client import FakeClient
 from kubelet_calls import prepare, unprepare
-from node_agent import IMPATIENT, Node, add_claim, claim, eventually, running
+from node_agent import IMPATIENT, SOON_GONE, Node, add_claim, claim, eventually, running
 
 from dra_driver import sdk
-from kubelet_plugin.claims.leftovers import Leftovers
 from kubelet_plugin.config import Timings
 
 Scenario = Callable[[Node, dict[str, Any]], Awaitable[None]]
 
 
-def play(root: Path, scenario: Scenario, *backends: CutNpu, **more: Any) -> None:
+LOOKING = dataclasses.replace(SOON_GONE, first_leftovers=0.01, leftovers=0.01, confirm_leftovers=0.01)
+
+
+def play(
+    root: Path, scenario: Scenario, *backends: CutNpu, timings: Timings = SOON_GONE, **more: Any
+) -> None:
     """Plays a scenario with a running agent, and a claim of the first half of ``S0``."""
 
     async def life() -> None:
         kube = FakeClient()
         one = add_claim(kube, half_claim("one", "S0", 0))
         settings = {"dev_root": dev(root), **more}
-        async with running(root, kube, backends=list(backends), settings=settings, timing=IMPATIENT) as node:
+        agent = running(
+            root, kube, backends=list(backends), settings=settings, timing=IMPATIENT, timings=timings
+        )
+        async with agent as node:
             await scenario(node, one)
 
     asyncio.run(life())
@@ -102,11 +109,9 @@ def test_whatever_a_maker_raises_refuses_one_claim(tmp_path: Path, where: str, t
 
 @pytest.mark.parametrize("error", [RuntimeError("boom"), SystemExit(3)])
 def test_a_maker_that_raises_when_leftovers_are_looked_for_does_not_end_the_agent(
-    tmp_path: Path, error: BaseException, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, error: BaseException
 ) -> None:
     npu = CutNpu()
-    run = Leftovers.run
-    monkeypatch.setattr(Leftovers, "run", lambda leftovers: run(leftovers, 0.01, 0.01, 0.01))
     asked = asyncio.Event()
 
     async def scenario(node: Node, one: dict[str, Any]) -> None:
@@ -121,7 +126,7 @@ def test_a_maker_that_raises_when_leftovers_are_looked_for_does_not_end_the_agen
         npu.in_partitions = good
         assert not await prepared(node, one)
 
-    play(tmp_path, scenario, npu)
+    play(tmp_path, scenario, npu, timings=LOOKING)
 
 
 def other(**changes: Any) -> Callable[[str, sdk.Partition], Any]:
@@ -411,14 +416,10 @@ def test_a_device_that_is_gone_keeps_no_claim(tmp_path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("destroyed", [False, True])
-def test_a_maker_that_cannot_be_asked_hides_no_leftovers_of_others(
-    tmp_path: Path, destroyed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_maker_that_cannot_be_asked_hides_no_leftovers_of_others(tmp_path: Path, destroyed: bool) -> None:
     npu, beside = CutNpu(), CutNpu("zeta", ["Z0"])
     npu.in_partitions = raising(RuntimeError("boom"))
     beside.made["Z0"] = {1: sdk.Partition(1, 1, 1, 1, uuid="nobody's")}
-    run = Leftovers.run
-    monkeypatch.setattr(Leftovers, "run", lambda leftovers: run(leftovers, 0.01, 0.01, 0.01))
 
     async def scenario(node: Node, one: dict[str, Any]) -> None:
         if destroyed:
@@ -426,7 +427,7 @@ def test_a_maker_that_cannot_be_asked_hides_no_leftovers_of_others(
         else:
             await eventually(lambda: node.plugin._leftovers.unmanaged == 1, 10)
 
-    play(tmp_path, scenario, npu, beside, destroy_unowned_partitions=destroyed)
+    play(tmp_path, scenario, npu, beside, timings=LOOKING, destroy_unowned_partitions=destroyed)
 
 
 def test_a_vendor_that_is_code_is_asked_for_once(tmp_path: Path) -> None:
