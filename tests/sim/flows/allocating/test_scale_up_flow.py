@@ -77,7 +77,10 @@ def config() -> Any:
 
 @pytest.mark.parametrize(
     ("spec", "protected"),
-    [({"allocator": "scheduler"}, False), ({"autoscaled": True}, True)],
+    [
+        pytest.param({"allocator": "scheduler"}, False, marks=pytest.mark.long),
+        ({"autoscaled": True}, True),
+    ],
     ids=["kube-scheduler's nodes", "the controller's nodes"],
 )
 def test_pods_run_on_nodes_that_are_added_for_them(spec: dict[str, Any], protected: bool) -> None:

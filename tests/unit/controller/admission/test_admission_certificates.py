@@ -41,6 +41,7 @@ def test_a_new_one_is_good_at_once() -> None:
     assert made.ends == pytest.approx(NOW + 90 * DAY, abs=1)
 
 
+@pytest.mark.long
 def test_years_go_by_without_a_gap() -> None:
     """Three views move on at different times: the Secret, the configuration, and what a replica serves."""
     now, secret = NOW, fresh()
