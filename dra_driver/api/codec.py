@@ -70,7 +70,7 @@ _encoder = msgspec.json.Encoder(enc_hook=_enc_hook)
 
 
 def build(*kinds: type) -> None:
-    """Build the decoders of kinds that threads decode, while there is one thread: when modules are imported.
+    """Build the decoders of kinds that threads decode later; to be called where only one thread can.
 
     msgspec fills in what it knows of a class meanwhile. Another decoder that a second thread builds of the
     same class sees it half done, and crashes the process.

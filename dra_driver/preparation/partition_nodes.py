@@ -23,7 +23,7 @@ def check_nodes(
     Args:
         record: of a claim whose partitions are made.
         devices: the node's devices by name.
-        others: records of claims, this one's too.
+        others: records of claims, this one's too; with the nodes that they had when they were written.
 
     Raises:
         PrepareError: the text says which; retryable, for numbers change when a driver is loaded anew.

@@ -225,7 +225,10 @@ class Effects:
                 await self._hardware.restore(record, claim.holdings)
             case Effect.CREATE_PARTITIONS:
                 record = await self._hardware.create_partitions(record)
-                check_nodes(record, self._devices(), self._held())
+                # Not where a document is renewed: after devices have exchanged their names, the records of
+                # others may still have the names of before, and each claim would wait for the other.
+                others = () if record.state is ClaimState.COMPLETED else self._held()
+                check_nodes(record, self._devices(), others)
                 return record
             case Effect.DESTROY_PARTITIONS:
                 await self._hardware.destroy_partitions(record)

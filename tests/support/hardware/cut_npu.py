@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ class CutNpu:
     Attributes:
         in_partitions: called with what is to be answered, and gives the answer; likewise ``in_create``.
         in_destroy: called before anything is destroyed.
+        names: of NPUs in /dev, by their serial numbers, where they are others; halves are called after them.
     """
 
     simulated = False
@@ -32,6 +34,7 @@ class CutNpu:
         self.in_partitions: Callable[[str, list[sdk.Partition] | None], Any] = lambda uuid, found: found
         self.in_create: Callable[[str, sdk.Partition], Any] = lambda uuid, made: made
         self.in_destroy: Callable[[str, int], None] = lambda uuid, instance: None
+        self.names: dict[str, str] = {}
 
     @property
     def left(self) -> list[str]:
@@ -49,8 +52,8 @@ class CutNpu:
                     partitions=[profile],
                 ),
                 uuid=serial,
-                material=sdk.ContainerEdits(device_nodes=(sdk.DeviceNode(f"/dev/{serial}"),)),
-                own_nodes=(f"/dev/{serial}",),
+                material=sdk.ContainerEdits(device_nodes=(sdk.DeviceNode(self._node(serial)),)),
+                own_nodes=(self._node(serial),),
             )
             for serial in self.serials
         ]
@@ -60,12 +63,14 @@ class CutNpu:
 
     def partitions(self, uuid: str) -> Sequence[sdk.Partition] | None:
         found = list(self.made.get(uuid, {}).values()) if uuid in self.serials else None
+        if found and self.names:
+            found = [dataclasses.replace(p, device_nodes=self._nodes(uuid, p.start)) for p in found]
         answer: Sequence[sdk.Partition] | None = self.in_partitions(uuid, found)
         return answer
 
     def create_partition(self, uuid: str, profile_id: int, start: int, size: int) -> sdk.Partition:
-        node = sdk.DeviceNode(f"/dev/{uuid}p{start}")
-        made = sdk.Partition(start, profile_id, start, size, uuid=f"{uuid}-{start}", device_nodes=(node,))
+        nodes = self._nodes(uuid, start)
+        made = sdk.Partition(start, profile_id, start, size, uuid=f"{uuid}-{start}", device_nodes=nodes)
         self.made.setdefault(uuid, {}).setdefault(start, made)
         answer: sdk.Partition = self.in_create(uuid, made)
         return answer
@@ -73,6 +78,12 @@ class CutNpu:
     def destroy_partition(self, uuid: str, instance_id: int) -> None:
         self.in_destroy(uuid, instance_id)
         self.made.get(uuid, {}).pop(instance_id, None)
+
+    def _node(self, serial: str) -> str:
+        return f"/dev/{self.names.get(serial, serial)}"
+
+    def _nodes(self, serial: str, start: int) -> tuple[sdk.DeviceNode, ...]:
+        return (sdk.DeviceNode(f"{self._node(serial)}p{start}"),)
 
 
 def half(serial: str, start: int, name: str = "acme") -> str:

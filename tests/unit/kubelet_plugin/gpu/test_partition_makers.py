@@ -475,6 +475,29 @@ def test_a_partition_with_a_device_node_of_others_is_handed_to_nobody(tmp_path: 
     play(tmp_path, scenario, npu)
 
 
+def test_halves_of_devices_that_exchange_their_names_get_each_others_nodes(tmp_path: Path) -> None:
+    npu = CutNpu()
+
+    async def scenario(node: Node, one: dict[str, Any]) -> None:
+        two = add_claim(node.kube, half_claim("two", "S1", 0))
+        assert not await prepared(node, one)
+        assert not await prepared(node, two)
+        npu.names = {"S0": "S1", "S1": "S0"}
+        await node.plugin._table.scan()
+
+        uids = {one["metadata"]["uid"]: "S1", two["metadata"]["uid"]: "S0"}
+
+        def have_theirs() -> bool:
+            texts = [path.read_text() for path in node.config.cdi_dir.glob("*claim*")]
+            return all(any(uid in t and f"/dev/{name}p0" in t for t in texts) for uid, name in uids.items())
+
+        await eventually(have_theirs, 10)
+        assert not await prepared(node, one)
+        assert not await prepared(node, two)
+
+    play(tmp_path, scenario, npu)
+
+
 def test_a_slow_maker_does_not_hold_up_the_start_without_end(tmp_path: Path) -> None:
     crowd = [f"S{i}" for i in range(6)]
     npu, beside = CutNpu(serials=crowd), CutNpu("zeta", ["Z0"])
