@@ -23,7 +23,7 @@ from controller.allocate.decide import (
     is_finished,
 )
 from controller.allocate.scaling.added_nodes import AddedNodes
-from controller.allocate.scaling.places import ShownPods
+from controller.allocate.scaling.shown_pods import ShownPods
 from controller.allocate.state.assume_cache import AssumeCache
 from controller.allocate.wakeups import Wakeups
 from controller.allocate.writer import Writer
