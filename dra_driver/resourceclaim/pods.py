@@ -16,6 +16,7 @@ __all__ = [
     "consumer_of",
     "is_for_pod",
     "is_generated",
+    "named_twice",
     "pod_claims",
     "pod_reference",
     "uses_claims",
@@ -77,6 +78,26 @@ def pod_claims(pod: Pod) -> Iterator[PodClaim]:
     extended = pod.status.extended_resource_claim_status
     if extended is not None:
         yield PodClaim("", ObjectKey(pod.metadata.namespace, extended.resource_claim_name), generated=True)
+
+
+def named_twice(pod: Pod) -> str:
+    """Return why a pod that names one claim in several entries cannot run; empty if it names none twice.
+
+    The API server accepts such a pod, but kube-scheduler cannot bind it: it reserves the claim once for each
+    entry, and the API server refuses the second (``status.reservedFor``: duplicate value).
+    """
+    entries: dict[str, list[str]] = {}
+    for used in pod_claims(pod):
+        if used.key is not None and used.entry:
+            entries.setdefault(used.key.name, []).append(used.entry)
+    for claim, names in entries.items():
+        if len(names) > 1:
+            return (
+                f"spec.resourceClaims of the pod names ResourceClaim {claim} {len(names)} times (first as "
+                f"{names[0]} and {names[1]}), and kube-scheduler cannot reserve a claim twice for one pod; "
+                "name it once: several containers can refer to one entry"
+            )
+    return ""
 
 
 def is_for_pod(pod: Pod, claim: ResourceClaim) -> bool:

@@ -16,7 +16,7 @@ from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.api.resource import ResourceClaim
 from dra_driver.kube import Handler, Informer
 from dra_driver.ownership import PoolAllocator
-from dra_driver.resourceclaim import foreign_gates, is_served, uses_claims
+from dra_driver.resourceclaim import foreign_gates, is_served, named_twice, uses_claims
 
 __all__ = ["Candidate", "Candidates"]
 
@@ -145,6 +145,7 @@ class Candidates:
             or is_finished(pod)
             or pod.metadata.deletion_timestamp
             or foreign_gates(pod)
+            or named_twice(pod)
             or not is_served(pod, self._schedulers)
             or (spec.node_name and self._wakeups.lacks_devices(pod))
             # Something is being written for it: wait for that.

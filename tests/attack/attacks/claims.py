@@ -195,3 +195,17 @@ async def hard_namespaces(world: AttackedCluster) -> None:
     for i in range(100):
         await world.namespace(f"tenant-{i}")
     await world.submit(*(m for i in range(100) for m in one(f"hard-{i}", f"tenant-{i}", _hard(i))))
+
+
+@attack
+async def claims_named_twice(world: AttackedCluster) -> None:
+    """Name one claim in two entries of a pod, thirty times: kube-scheduler could never reserve it."""
+    alone = [
+        m
+        for k in range(30)
+        for m in (
+            claim(f"twice-{k}", TENANT, objects.devices()),
+            pod(f"twice-{k}", TENANT, f"twice-{k}", f"twice-{k}"),
+        )
+    ]
+    await world.submit(*alone)

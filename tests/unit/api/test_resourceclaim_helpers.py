@@ -172,3 +172,25 @@ def test_what_a_claim_is_reserved_for_is_named() -> None:
     claim = codec.convert(ResourceClaim, {"status": {"reservedFor": references}})
     assert list(resourceclaim.consumer_names(claim)) == ["p", "podgroup:job"]
     assert not resourceclaim.is_reserved_for(claim, "2")
+
+
+def test_a_claim_that_several_entries_name_is_found() -> None:
+    named = [{"name": f"c{i}", "resourceClaimName": c} for i, c in enumerate(("a", "b", "a", "a"))]
+    pod = codec.convert(
+        Pod, {"metadata": {"name": "p", "namespace": "ns"}, "spec": {"resourceClaims": named}}
+    )
+    text = resourceclaim.named_twice(pod)
+    assert "names ResourceClaim a 3 times (first as c0 and c2)" in text
+    assert "name it once" in text
+    once = codec.convert(
+        Pod, {"metadata": {"name": "p", "namespace": "ns"}, "spec": {"resourceClaims": named[:2]}}
+    )
+    assert resourceclaim.named_twice(once) == ""
+
+
+def test_claims_that_are_not_generated_yet_are_not_the_same_claim() -> None:
+    entries = [{"name": n, "resourceClaimTemplateName": "t"} for n in "ab"]
+    body = {"metadata": {"name": "p", "namespace": "ns"}, "spec": {"resourceClaims": entries}}
+    assert resourceclaim.named_twice(codec.convert(Pod, body)) == ""
+    body["status"] = {"resourceClaimStatuses": [{"name": n, "resourceClaimName": None} for n in "ab"]}
+    assert resourceclaim.named_twice(codec.convert(Pod, body)) == ""

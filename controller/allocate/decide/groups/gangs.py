@@ -68,7 +68,7 @@ from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey
 from dra_driver.api.resource import ResourceClaim
 from dra_driver.api.scheduling import PodGroup
-from dra_driver.resourceclaim import foreign_gates, held_by, is_gated
+from dra_driver.resourceclaim import foreign_gates, held_by, is_gated, named_twice
 from dra_driver.structured import Budget, is_named_by_others
 
 __all__ = ["Gangs"]
@@ -233,8 +233,8 @@ class Gangs:
         if (left := self._gathering(standing, now)) > 0:
             there = f"{len(gang.members)} of {gang.terms.number} pods are there"
             return Wait(f"{gang.called}: {there}, and more may be coming", poll=left)
-        if lacking := self._lacking_volumes(standing):
-            return self._incomplete(gang, f"{gang.called}: {lacking}", held, now, volumes=True)
+        if problem := self._member_problem(standing):
+            return self._incomplete(gang, f"{gang.called}: {problem}", held, now, volumes=True)
         asking = Asking.of(standing)
         if any(self._claims.is_assumed(c) for p in asking.pods for c in self._claims_of(p)):
             # What they are about to have looks as if others had it.
@@ -272,13 +272,13 @@ class Gangs:
             return self._incomplete(gang, answer.reason, held, now)  # a claim of a member is missing
         return answer
 
-    def _lacking_volumes(self, standing: Standing) -> str:
-        """Return why a member cannot be placed anywhere because of its volumes; empty where all can.
+    def _member_problem(self, standing: Standing) -> str:
+        """Return why a member can run nowhere because of its claims or volumes; empty where all can.
 
         What an elastic group can do without is left to the search.
         """
         for pod in () if standing.gang.terms.is_elastic else standing.pending:
-            if why := self._decider.volume_needs(pod).problem:
+            if why := named_twice(pod) or self._decider.volume_needs(pod).problem:
                 return f"pod {pod.metadata.name}: {why}"
         return ""
 

@@ -101,9 +101,9 @@ class Trial:
 
 
 def claims_for(pod: Pod, known: ClaimView, trial: Trial | None = None) -> list[ResourceClaim] | Wait:
-    """Return the claims of a pod, as they will be after a trial, or what is missing."""
+    """Return the claims of a pod, each once, as they will be after a trial, or what is missing."""
     tried = trial.claims if trial is not None else {}
-    claims: list[ResourceClaim] = []
+    claims: dict[Uid, ResourceClaim] = {}
     for used in pod_claims(pod):
         if not used.entry:
             continue  # made by kube-scheduler for extended resources: none of ours
@@ -114,8 +114,8 @@ def claims_for(pod: Pod, known: ClaimView, trial: Trial | None = None) -> list[R
             return Wait(f"claim {used.key} does not exist")
         if claim.metadata.deletion_timestamp and claim.status.allocation is None:
             return Wait(f"claim {used.key} is being deleted")
-        claims.append(tried.get(claim.metadata.uid, claim))
-    return claims
+        claims[claim.metadata.uid] = tried.get(claim.metadata.uid, claim)
+    return list(claims.values())
 
 
 def nominations(pods: Objects[Pod], pending: Iterable[ResourceClaim]) -> dict[str, str]:

@@ -35,6 +35,7 @@ from dra_driver.api.resource import AllocationResult, ResourceClaim
 from dra_driver.fleet import RequestShape, ShapeCount, count_shapes
 from dra_driver.nodefit.volumes import VolumeNeeds
 from dra_driver.ownership import PoolID, is_controller_taint
+from dra_driver.resourceclaim import named_twice
 from dra_driver.structured import (
     Allocated,
     AllocatedState,
@@ -160,6 +161,12 @@ class PodDecider:
         """Return the labels of a node; none if it is not there."""
         found = self._current().snapshot.nodes.get(node)
         return (found.metadata.labels or {}) if found is not None else {}
+
+    def _concerns_us(self, claim: ResourceClaim) -> bool:
+        """Return whether a claim holds, or needs, devices of ours."""
+        if claim.status.allocation is not None:
+            return self.is_ours(claim.status.allocation)
+        return self._current().ownership.claim(claim).ownership in (ClaimOwnership.OURS, ClaimOwnership.MIXED)
 
     def is_theirs(self, claim: ResourceClaim) -> bool:
         """Return whether kube-scheduler allocates a claim."""
@@ -290,7 +297,7 @@ class PodDecider:
     ) -> PodDecision | None:
         """Return what is lent for a pod; None where kube-scheduler need not allocate anything of ours."""
         claims = self._claims_of(pod, None)
-        if isinstance(claims, Wait):
+        if isinstance(claims, Wait) or named_twice(pod):
             return None
         snapshot = self._snapshot(None)
         return lending.decide(pod, claims, snapshot, self._pools, avoid=avoid, budget=budget, loan=loan)
@@ -308,6 +315,11 @@ class PodDecider:
         if isinstance(claims, Wait):
             return claims
         pending = [c for c in claims if c.status.allocation is None]
+        if problem := named_twice(pod):
+            # Nothing is deallocated for that: other pods may share its claims and be able to run.
+            concerned = tuple(filter(self._concerns_us, claims))
+            if concerned and not (pod.spec.node_name and not pending):
+                return NoFit(problem, concerned)
         if not pending:
             held = (node_of(c.status.allocation) for c in claims if c.status.allocation is not None)
             return Proceed(next((node for node in held if node is not None), None))
@@ -322,9 +334,7 @@ class PodDecider:
         if problem:
             if self._lending is not None and any(i.ownership is ClaimOwnership.MIXED for i in owned):
                 problem += _NOT_LENT
-            pairs = zip(pending, owned, strict=True)
-            waiting = tuple(c for c, i in pairs if i.ownership in (ClaimOwnership.OURS, ClaimOwnership.MIXED))
-            return NoFit(problem, waiting)
+            return NoFit(problem, tuple(filter(self._concerns_us, pending)))
         if why := self._placements.volume_needs(pod).problem:
             undo = self._undo(pod, claims)
             return NoFit(why, tuple(ours), undo) if undo else Wait(why, volumes=True)

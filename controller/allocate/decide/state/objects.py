@@ -54,8 +54,8 @@ def is_finished(pod: Pod) -> bool:
 
 
 def claims_of(pod: Pod) -> Iterable[ObjectKey]:
-    """Return the claims that a pod uses: the function of ``CLAIM_INDEX``."""
-    return [used.key for used in pod_claims(pod) if used.key is not None]
+    """Return the claims that a pod uses, each once: the function of ``CLAIM_INDEX``."""
+    return dict.fromkeys(used.key for used in pod_claims(pod) if used.key is not None)
 
 
 def groups_by(others: Collection[str]) -> GroupsOf:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from controller_harness import NS, Harness, cluster_of
+from controller_harness import NS, Harness, claim, cluster_of, pod
 from preemption_world import (
     ON,
     allow_removal,
@@ -98,6 +98,18 @@ def test_a_pod_whose_policy_is_never_preempts_nobody() -> None:
         create(h, "high", priority=100, preemptionPolicy="Never")
         await asyncio.sleep(60)
         assert evictions(h) == []
+
+    play(cluster_of(n1=(80,)), scenario)
+
+
+def test_a_pod_that_names_its_claim_twice_preempts_nobody() -> None:
+    async def scenario(h: Harness) -> None:
+        await low(h, "a")
+        claim(h.cluster, "high")
+        pod(h.cluster, "high", "high", "high", priority=100)
+        await asyncio.sleep(60)
+        assert evictions(h) == []
+        assert "names ResourceClaim high 2 times" in h.reason("high").message
 
     play(cluster_of(n1=(80,)), scenario)
 
