@@ -7,9 +7,12 @@ Answers come from a worker, and the cluster goes on changing until they are here
 from __future__ import annotations
 
 import contextlib
+import enum
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
+
+import structlog
 
 from controller.allocate.answers.freshness import Knowledge
 from controller.allocate.answers.journal import Journal
@@ -41,9 +44,22 @@ from dra_driver.ports import Clock
 
 __all__ = ["Answered", "Answers", "Decider", "WorkerEnded", "same_for_the_answer"]
 
+log = structlog.get_logger(__name__)
+
 # After the first time the question is heavy, and a worker that knows that answers it in the slow lane.
 _MOST_BLAMED: Final = 3
 _GIVEN_UP_SECONDS: Final = 60.0
+# Attempts at one question whose answers contradict what the worker was sent.
+_MOST_IMPOSSIBLE: Final = 2
+# Pods in a row whose questions end like that, before it is the state of the worker that is taken to be wrong.
+_DOUBTFUL_PODS: Final = 8
+_MISTRUST_SECONDS: Final = 60.0
+
+
+class _Judgement(enum.Enum):
+    HOLDS = "holds"
+    OUT_OF_DATE = "something that it rests on has changed"
+    IMPOSSIBLE = "it contradicts what it rests on, and nothing of that has changed"
 
 
 class WorkerEnded(Exception):
@@ -131,6 +147,9 @@ class Decider:
         self._clock = clock
         self._freed = freed
         self._allows = allows
+        # Pods given up for impossible answers since an allocation held; when that last replaced the worker.
+        self._doubtful: set[PodID] = set()
+        self._mistrusted = float("-inf")
 
     async def place(self, pod: Pod) -> SetAside | None:
         """Return the devices to be set aside for a pod; None where nothing would make it fit, or in doubt."""
@@ -156,12 +175,36 @@ class Decider:
             lane: how much work it may take.
             lends: see ``PodQuestion``.
         """
-        with self._journal.freshness.awaiting(self._journal.version):
-            found = await self._ask(PodID(pod.key, pod.metadata.uid), lane, lends)
-            if found.answer is not None and self._holds(pod, found.answer, found.knowledge):
-                return found.answer, found
-        self.release(found)
-        return None
+        pod_id = PodID(pod.key, pod.metadata.uid)
+        for _ in range(_MOST_IMPOSSIBLE):
+            with self._journal.freshness.awaiting(self._journal.version):
+                found = await self._ask(pod_id, lane, lends)
+                judgement = _Judgement.OUT_OF_DATE
+                if found.answer is not None:
+                    judgement = self._judge(pod, found.answer, found.knowledge)
+                if found.answer is not None and judgement is _Judgement.HOLDS:
+                    if found.claims:
+                        self._doubtful.clear()
+                    return found.answer, found
+            self.release(found)
+            if judgement is _Judgement.OUT_OF_DATE:
+                return None
+            log.error("an answer about a pod is impossible", pod=str(pod.key), reason=judgement.value)
+        self._doubt(pod_id)
+        return self._given_up(pod_id), Answered(None, Knowledge(self._journal.version))
+
+    def _doubt(self, pod: PodID) -> None:
+        """Replace the worker after impossible answers about many pods in a row.
+
+        One question costs only its own turn: a tenant who can make one impossible must not be able to end
+        the process that decides for all others.
+        """
+        self._doubtful.add(pod)
+        now = self._clock.monotonic()
+        if len(self._doubtful) >= _DOUBTFUL_PODS and now - self._mistrusted >= _MISTRUST_SECONDS:
+            self._doubtful.clear()
+            self._mistrusted = now
+            self._answers.mistrust("its answers about many pods are impossible")
 
     async def _ask(self, pod: PodID, lane: Lane, lends: bool) -> Answered:
         blamed = 0
@@ -203,24 +246,26 @@ class Decider:
 
     # --- what an answer rests on ----------------------------------------------------------------------------
 
-    def _holds(self, pod: Pod, answer: PodAnswer, knowledge: Knowledge) -> bool:
+    def _judge(self, pod: Pod, answer: PodAnswer, knowledge: Knowledge) -> _Judgement:
         match answer.decision:
             case Write():
-                return self._may_write(((PodID(pod.key, pod.metadata.uid), answer.decision),), knowledge)
+                own = (PodID(pod.key, pod.metadata.uid), answer.decision)
+                return self._judge_writes((own,), knowledge)
             case GroupWrite(writes):
-                return self._may_write(writes, knowledge)
+                return self._judge_writes(writes, knowledge)
             case Refuse(undo=undo):
-                return self._may_undo(undo, self._claims_of(pod, answer), knowledge)
+                return self._judge_undo(undo, self._claims_of(pod, answer), knowledge)
             case Lend(devices=devices):
                 pools = [pool for pool, _ in devices]
-                return self._hold(pools, knowledge) and all(
+                holds = self._hold(pools, knowledge) and all(
                     self._journal.freshness.knows_taken(pool, knowledge) for pool in pools
                 )
             case Proceed():
                 claims = self._claims_of(pod, answer)
-                return all(self._journal.freshness.holds_for_claim(key, knowledge) for key in claims)
+                holds = all(self._journal.freshness.holds_for_claim(key, knowledge) for key in claims)
             case _:
-                return True
+                holds = True
+        return _Judgement.HOLDS if holds else _Judgement.OUT_OF_DATE
 
     def _claims_of(self, pod: Pod, answer: PodAnswer) -> set[ObjectKey]:
         """Return the claims of the pod, and of all members of its group that the answer names."""
@@ -228,33 +273,33 @@ class Decider:
         pods = (self._journal.pod(key) for key in members | {pod.key})
         return {key for p in pods if p is not None for key in claims_of(p)}
 
-    def _may_undo(self, undo: Sequence[ResourceClaim], own: set[ObjectKey], knowledge: Knowledge) -> bool:
+    def _judge_undo(
+        self, undo: Sequence[ResourceClaim], own: set[ObjectKey], knowledge: Knowledge
+    ) -> _Judgement:
+        """Judge what an answer deallocates: claims of the pod, or of its group, that are not in use."""
         held = (c.status.allocation for c in undo)
         if not self._hold(_pools(a for a in held if a is not None), knowledge):
-            return False
+            return _Judgement.OUT_OF_DATE
         if all(c.key in own and not c.status.reserved_for for c in undo):
-            return True
-        if all(self._journal.freshness.holds_for_claim(c.key, knowledge) for c in undo):
-            self._answers.mistrust("it deallocates what is in use, or not of the pod")
-        return False
+            return _Judgement.HOLDS
+        unchanged = all(self._journal.freshness.holds_for_claim(c.key, knowledge) for c in undo)
+        return _Judgement.IMPOSSIBLE if unchanged else _Judgement.OUT_OF_DATE
 
-    def _may_write(self, writes: Sequence[tuple[PodID, Write]], knowledge: Knowledge) -> bool:
+    def _judge_writes(self, writes: Sequence[tuple[PodID, Write]], knowledge: Knowledge) -> _Judgement:
         pairs = [pair for _, write in writes for pair in write.allocations]
         # Another allocation of the claim may be on its way to the API server, of another pool: decided for
         # another pod, or in the other lane. Its devices would not count as taken any more.
         free = all(self._journal.assumed(claim.metadata.uid) is None for claim, _ in pairs)
         pools = _pools(allocation for _, allocation in pairs)
         if not free or not self._hold(pools, knowledge):
-            return False
+            return _Judgement.OUT_OF_DATE
         pods = [(self._journal.pod(pod.key), pod.uid, write) for pod, write in writes]
         if any(pod is None or pod.metadata.uid != uid for pod, uid, _ in pods):
-            return False
+            return _Judgement.OUT_OF_DATE
         if self._are_possible([(pod, write) for pod, _, write in pods if pod is not None]):
-            return True
-        if all(self._journal.freshness.knows_taken(pool, knowledge) for pool in pools):
-            # Nothing of what it rests on has changed: it was wrong from the beginning.
-            self._answers.mistrust("it allocates what is taken, or not there to be allocated")
-        return False
+            return _Judgement.HOLDS
+        unchanged = all(self._journal.freshness.knows_taken(pool, knowledge) for pool in pools)
+        return _Judgement.IMPOSSIBLE if unchanged else _Judgement.OUT_OF_DATE
 
     def _are_possible(self, writes: Sequence[tuple[Pod, Write]]) -> bool:
         claims = [claim for _, write in writes for claim, _ in write.allocations]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import builders
@@ -18,6 +19,7 @@ from controller.allocate.decide import (
     ObjectSeen,
     PodAnswer,
     PodQuestion,
+    QuestionHeavy,
     Refuse,
     Write,
 )
@@ -35,15 +37,19 @@ class Says:
 
     def __init__(self, journal: Journal, decision: Decision) -> None:
         self._journal = journal
-        self._decision = decision
+        self.decision = decision
         self.mistrusted: list[str] = []
+        self.asked = 0
 
     async def run(self) -> None:
         pass
 
     async def ask(self, question: PodQuestion, unwanted: Callable[[Answered], None]) -> Answered:
+        self.asked += 1
         version = self._journal.version
-        return Answered(PodAnswer(version, self._decision, steps=1), Knowledge(version))
+        taken = self.decision.allocations if isinstance(self.decision, Write) else ()
+        claims = tuple((claim.key, claim.metadata.uid) for claim, _ in taken)
+        return Answered(PodAnswer(version, self.decision, steps=1), Knowledge(version), claims)
 
     async def plan(self, question: PlanQuestion) -> PlanAnswer:
         raise NotImplementedError
@@ -52,29 +58,45 @@ class Says:
         self.mistrusted.append(reason)
 
 
-def judged(of: Callable[[dict[str, ResourceClaim]], Decision], *, allowed: bool = True) -> tuple[bool, bool]:
-    """Return whether a decision about the pod ``own`` counts, and whether whatever gave it is replaced."""
-    journal = Journal()
-    bodies = {
-        "own": builders.claim("own", uid="own"),
-        "other": builders.claim("other", uid="other"),
-        "allocated": builders.claim("allocated", uid="allocated", status=GPU_0),
-        "reserved": builders.claim(
-            "reserved",
-            uid="reserved",
-            status={**GPU_0, "reservedFor": [{"resource": "pods", "name": "p", "uid": "p"}]},
-        ),
-    }
-    claims = {name: codec.convert(ResourceClaim, body) for name, body in bodies.items()}
-    for claim in claims.values():
-        journal.apply(ClaimSeen(claim))
-    pod = codec.convert(Pod, builders.pod("own", "own", "allocated", "reserved", uid="pod"))
-    journal.apply(ObjectSeen(pod))
-    says = Says(journal, of(claims))
-    clock = virtual_time.LoopClock()
-    decider = Decider(journal, says, clock, Signal(), lambda _: allowed)
-    found = virtual_time.run(decider.decide(pod, Lane.FAST))
-    return found is not None, bool(says.mistrusted)
+class Bench:
+    """A decider whose answers are all the same, beside pods that use the same claims.
+
+    Args:
+        of: the decision, made of the claims.
+        pods: how many there are, with the names and UIDs ``pod-0`` and so on.
+        allowed: whether the controller's last look at the devices allows what is allocated.
+    """
+
+    def __init__(
+        self, of: Callable[[dict[str, ResourceClaim]], Decision], *, pods: int = 1, allowed: bool = True
+    ) -> None:
+        self.journal = Journal()
+        bodies = {
+            "own": builders.claim("own", uid="own"),
+            "other": builders.claim("other", uid="other"),
+            "allocated": builders.claim("allocated", uid="allocated", status=GPU_0),
+            "reserved": builders.claim(
+                "reserved",
+                uid="reserved",
+                status={**GPU_0, "reservedFor": [{"resource": "pods", "name": "p", "uid": "p"}]},
+            ),
+        }
+        claims = {name: codec.convert(ResourceClaim, body) for name, body in bodies.items()}
+        for claim in claims.values():
+            self.journal.apply(ClaimSeen(claim))
+        self.pods = [
+            codec.convert(Pod, builders.pod(f"pod-{i}", "own", "allocated", "reserved", uid=f"pod-{i}"))
+            for i in range(pods)
+        ]
+        for pod in self.pods:
+            self.journal.apply(ObjectSeen(pod))
+        self.says = Says(self.journal, of(claims))
+        self.clock = virtual_time.LoopClock()
+        self.decider = Decider(self.journal, self.says, self.clock, Signal(), lambda _: allowed)
+
+    async def decide(self, pod: Pod) -> Decision | None:
+        found = await self.decider.decide(pod, Lane.FAST)
+        return found[0].decision if found is not None else None
 
 
 def write(*names: str) -> Callable[[dict[str, ResourceClaim]], Decision]:
@@ -88,17 +110,74 @@ def undo(name: str) -> Callable[[dict[str, ResourceClaim]], Decision]:
 
 @pytest.mark.parametrize("decision", [write("own"), undo("allocated")])
 def test_what_is_of_the_pod_counts(decision: Callable[[dict[str, ResourceClaim]], Decision]) -> None:
-    assert judged(decision) == (True, False)
+    bench = Bench(decision)
+    assert virtual_time.run(bench.decide(bench.pods[0])) is bench.says.decision
+    assert bench.says.asked == 1
 
 
 @pytest.mark.parametrize(
     "decision", [write("other"), write("allocated"), write("own", "own"), undo("other"), undo("reserved")]
 )
-def test_what_cannot_be_replaces_whatever_says_it(
+def test_what_cannot_be_is_asked_once_more_and_then_costs_only_the_pod(
     decision: Callable[[dict[str, ResourceClaim]], Decision],
 ) -> None:
-    assert judged(decision) == (False, True)
+    bench = Bench(decision)
+    found = virtual_time.run(bench.decide(bench.pods[0]))
+    assert isinstance(found, Refuse)
+    assert not found.undo
+    assert bench.says.asked == 2
+    assert not bench.says.mistrusted
 
 
 def test_devices_that_are_taken_are_not_given_again() -> None:
-    assert judged(write("own"), allowed=False) == (False, True)
+    bench = Bench(write("own"), allowed=False)
+    assert isinstance(virtual_time.run(bench.decide(bench.pods[0])), Refuse)
+
+
+def test_a_question_that_was_given_up_is_heavy_for_the_next_worker() -> None:
+    bench = Bench(write("other"))
+    virtual_time.run(bench.decide(bench.pods[0]))
+    heavy = [change for change in bench.journal.replay() if isinstance(change, QuestionHeavy)]
+    assert [(change.pod, change.gave_up) for change in heavy] == [(bench.pods[0].key, True)]
+
+
+def test_a_worker_that_is_wrong_about_many_pods_is_replaced_once_a_minute() -> None:
+    bench = Bench(write("other"), pods=40)
+
+    async def scenario() -> list[int]:
+        seen: list[int] = []
+        for pod in bench.pods[:20]:
+            await bench.decide(pod)
+            seen.append(len(bench.says.mistrusted))
+        await asyncio.sleep(60)
+        for pod in bench.pods[20:]:
+            await bench.decide(pod)
+            seen.append(len(bench.says.mistrusted))
+        return seen
+
+    assert virtual_time.run(scenario()) == [0] * 7 + [1] * 13 + [2] * 20
+
+
+def test_an_allocation_that_holds_ends_the_doubt() -> None:
+    bench = Bench(write("other"), pods=20)
+    wrong, right = bench.says.decision, Bench(write("own")).says.decision
+
+    async def scenario() -> None:
+        for number, pod in enumerate(bench.pods):
+            bench.says.decision = right if number % 7 == 6 else wrong
+            await bench.decide(pod)
+
+    virtual_time.run(scenario())
+    assert not bench.says.mistrusted
+
+
+def test_one_pod_asked_about_again_and_again_never_replaces_the_worker() -> None:
+    bench = Bench(write("other"))
+
+    async def scenario() -> None:
+        for _ in range(30):
+            await bench.decide(bench.pods[0])
+            await asyncio.sleep(60)
+
+    virtual_time.run(scenario())
+    assert not bench.says.mistrusted
