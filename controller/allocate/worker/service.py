@@ -34,6 +34,8 @@ from controller.allocate.worker.sent_answers import OutOfDate, decision_of, pack
 from controller.allocate.worker.shape_lane import ShapeLane
 from controller.allocate.worker.slow_lane import Outcome, SlowLane
 from controller.allocate.worker.wire import (
+    ANSWER_LIMIT,
+    LARGEST_ANSWER,
     Code,
     Frame,
     Start,
@@ -162,9 +164,31 @@ class Service:
             # A bug that one pod meets must not stop the decisions about all others.
             traceback.print_exc()
             known = self._failed(question, e)
-        body = packed_answer(known, self._version, self._answers, slow=False)
-        self._send(frame_of_answer(number, body))
+        known = self._send_answer(number, question, known, (self._version, self._answers), slow=False)
         self._assume(question, known)
+
+    def _send_answer(
+        self, number: int, question: PodQuestion, answer: PodAnswer, state: tuple[int, int], *, slow: bool
+    ) -> PodAnswer:
+        """Send an answer, or a refusal in place of one that the controller would not read; return it.
+
+        An allocation repeats the parameters of its claim, 320 KiB at most, and a group has many claims.
+
+        Args:
+            number: of the question.
+            question: that was asked.
+            answer: to it.
+            state: version of the last change, and number of answers with allocations, that it knows.
+            slow: whether it is one of the slow lane.
+        """
+        assert self._decisions is not None
+        body = packed_answer(answer, *state, slow=slow)
+        if len(body) > LARGEST_ANSWER:
+            refusal = self._decisions.stopped(question, ANSWER_LIMIT, answer.seconds)
+            answer = replace(refusal, learned=self._decisions.learned(question))
+            body = packed_answer(answer, *state, slow=slow)
+        self._send(frame_of_answer(number, body))
+        return answer
 
     def _failed(self, question: PodQuestion, error: Exception) -> PodAnswer:
         text = f"the decision failed: {type(error).__name__}; the controller's log says more"
@@ -219,5 +243,4 @@ class Service:
                 return
             answer = decisions.learn(question, outcome.answer.with_decision(decision))
         answer = replace(answer, learned=decisions.learned(question))
-        body = packed_answer(answer, outcome.version, outcome.answers, slow=True)
-        self._send(frame_of_answer(outcome.number, body))
+        self._send_answer(outcome.number, question, answer, (outcome.version, outcome.answers), slow=True)

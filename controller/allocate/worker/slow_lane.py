@@ -12,7 +12,7 @@ from typing import Final
 from controller.allocate.decide import Decisions, PodQuestion
 from controller.allocate.worker import copies
 from controller.allocate.worker.sent_answers import Answer, packed_answer
-from controller.allocate.worker.wire import LARGEST
+from controller.allocate.worker.wire import ANSWER_LIMIT, LARGEST_ANSWER
 from dra_driver.api import codec
 from dra_driver.errors import DecodeError
 
@@ -153,7 +153,7 @@ class SlowLane:
     def read(self, pipe: int) -> None:
         """Take in what a copy has sent, and report the outcome when it has ended."""
         one = self._copies[pipe]
-        if (ended := one.copy.read(LARGEST)) is not None:
+        if (ended := one.copy.read(LARGEST_ANSWER)) is not None:
             del self._copies[pipe]
             self._done(replace(self._outcome(one, ended), seconds=ended.seconds))
             self.look()
@@ -164,6 +164,8 @@ class SlowLane:
         if ended.has_result:
             with contextlib.suppress(DecodeError):
                 return replace(found, answer=codec.decode(Answer, bytes(one.copy.data)))
+        if len(one.copy.data) > LARGEST_ANSWER:
+            return replace(found, limit=ANSWER_LIMIT)
         if one.overdue:
             return replace(found, limit=f"{self._wall_seconds:g} s")
         if ended.lacked_memory:

@@ -52,7 +52,9 @@ from dra_driver.api.storage import (
 from dra_driver.errors import DecodeError
 
 __all__ = [
+    "ANSWER_LIMIT",
     "LARGEST",
+    "LARGEST_ANSWER",
     "Code",
     "Frame",
     "Frames",
@@ -66,6 +68,9 @@ __all__ = [
 
 _HEADER: Final = struct.Struct(">IBQ")
 LARGEST: Final = 64 * 1024 * 1024
+# Allocations of some thousand pods. What is beyond holds up the controller's event loop while it is decoded.
+LARGEST_ANSWER: Final = 16 * 1024 * 1024
+ANSWER_LIMIT: Final = f"{LARGEST_ANSWER >> 20} MiB for its allocations and their parameters"
 _KINDS: Final[tuple[type[Watched], ...]] = (
     Node,
     Pod,

@@ -106,3 +106,11 @@ async def gang_of_strange_domains(world: AttackedCluster) -> None:
             for m in member(f"d{i}-{k}", TENANT, f"d{i}", 2, d)
         )
     )
+
+
+@attack
+async def gang_with_the_largest_parameters(world: AttackedCluster) -> None:
+    """Give each of 80 pods that start together a claim whose allocation repeats 320 KiB of parameters."""
+    parameters = {"apiVersion": "attack/v1", "kind": "Attack", "text": "x" * 10_000}
+    config = [{"opaque": {"driver": objects.DRIVER, "parameters": parameters}}] * 32
+    await world.submit(*_gang("large", 80, spec=objects.requests(objects.exactly(), config=config)))

@@ -123,9 +123,10 @@ class WorkerCluster:
         body["spec"]["nodeSelector"] = {"kubernetes.io/hostname": node}
         self.pods[name] = self.seen(Pod, body)
 
-    def pod(self, name: str, claim: dict[str, Any] | None = None) -> Pod:
+    def pod(self, name: str, claim: dict[str, Any] | None = None, **more: Any) -> Pod:
         self.claim(claim or builders.claim(name, uid=f"claim-{name}"))
-        self.pods[name] = self.seen(Pod, builders.pod(name, name, uid=f"pod-{name}", gated=True, cpu="1"))
+        body = builders.pod(name, name, uid=f"pod-{name}", gated=True, cpu="1", **more)
+        self.pods[name] = self.seen(Pod, body)
         return self.pods[name]
 
     async def ask(self, name: str, lane: Lane = Lane.FAST) -> tuple[PodAnswer, Answered]:

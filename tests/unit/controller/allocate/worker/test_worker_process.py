@@ -47,10 +47,11 @@ from controller.allocate.decide import (
 from controller.allocate.worker.process import Limits
 from controller.allocate.worker.sent_answers import Answer, check_answer, packed_answer
 from controller.allocate.worker.service import Service
-from controller.allocate.worker.wire import Code, Frame, Frames, Start, frame
+from controller.allocate.worker.wire import LARGEST_ANSWER, Code, Frame, Frames, Start, frame
 from dra_driver.api import codec
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey, Uid
+from dra_driver.api.names import GROUP_LABEL, GROUP_SIZE_LABEL
 from dra_driver.api.resource import ResourceSlice
 from dra_driver.errors import DecodeError
 from dra_driver.structured import PoolPolicy
@@ -324,6 +325,48 @@ def test_a_worker_that_ends_while_a_copy_works_is_replaced_at_once() -> None:
                 await asyncio.sleep(0.01)
             assert not slow.done()
             slow.cancel()
+
+    run(scenario)
+
+
+def test_an_answer_that_would_be_too_large_to_read_is_a_refusal_and_the_worker_lives() -> None:
+    many = [
+        {"opaque": {"driver": DRIVER, "parameters": {"apiVersion": "v1", "kind": "X", "text": "x" * 10_000}}}
+    ] * 32
+    number = LARGEST_ANSWER // (10_000 * len(many)) + 1
+    group = {"labels": {GROUP_LABEL: "g", GROUP_SIZE_LABEL: str(number)}}
+
+    async def scenario() -> None:
+        async with world() as w:
+            w.node("n1", number + 1)
+            for i in range(number):
+                body = builders.claim(f"big-{i}", uid=f"claim-big-{i}")
+                body["spec"]["devices"]["config"] = many
+                w.pod(f"big-{i}", body, metadata=group)
+            assert isinstance((await w.ask("big-0"))[0].decision, Hard)
+            answer, _ = await w.ask("big-0", Lane.SLOW)
+            assert isinstance(answer.decision, Refuse)
+            assert "more than 16 MiB for its allocations and their parameters" in answer.decision.message
+            assert answer.gave_up
+            assert answer.pause
+            w.pod("honest")
+            assert isinstance((await w.ask("honest"))[0].decision, Write)
+            assert w.worker.restarts == 0
+
+    run(scenario)
+
+
+def test_a_pod_that_names_its_claim_twice_ends_no_worker() -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            w.node("n1", 2)
+            w.claim(builders.claim("c", uid="claim-c"))
+            w.pods["twice"] = w.seen(Pod, builders.pod("twice", "c", "c", uid="pod-twice", gated=True))
+            w.pod("honest")
+            twice, honest = await w.ask_together("twice", "honest")
+            assert isinstance(twice[0].decision, Refuse)
+            assert isinstance(honest[0].decision, Write)
+            assert w.worker.restarts == 0
 
     run(scenario)
 
