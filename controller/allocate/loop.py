@@ -197,10 +197,11 @@ class Allocator:
     async def _ask(self, pod: Pod, lane: Lane) -> tuple[PodAnswer, Answered] | None:
         """Ask what is to be done; pods of lower priority are asked about after those that follow from it."""
         lends = self._lender is not None and self._lender.serves_instead(pod)
+        awaited = pod.metadata.uid in self._wakeups.seen_bound
         if lane is Lane.SLOW:
-            return await self._decider.decide(pod, lane, lends=lends)
+            return await self._decider.decide(pod, lane, lends=lends, awaited=awaited)
         with self._wakeups.queue.holding(self._wakeups.rank(pod.key).level):
-            return await self._decider.decide(pod, lane, lends=lends)
+            return await self._decider.decide(pod, lane, lends=lends, awaited=awaited)
 
     def _wants_loan(self, pod: Pod) -> bool:
         """Return whether a pod needs devices without naming claims."""
@@ -209,11 +210,11 @@ class Allocator:
     def _may_be_allocated(self, pod: Pod, lane: Lane) -> bool:
         """Return whether claims of a pod may be allocated now; see to it that it is looked at again."""
         lacks = self._wakeups.lacks_devices(pod)
-        if pod.spec.node_name or not (lacks or self._wants_loan(pod)):
+        if pod.metadata.uid in self._wakeups.seen_bound or not (lacks or self._wants_loan(pod)):
             return True
         if lane is Lane.FAST and self._wakeups.must_wait(pod.key):
             return False
-        if not lacks:
+        if pod.spec.node_name or not lacks:
             return True
         now = self._clock.monotonic()
         if pod.status.nominated_node_name:

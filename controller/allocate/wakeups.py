@@ -62,6 +62,8 @@ class Wakeups:
         pending: pods that could not be served; the first of each signature is tried when something changes.
         passed: pods left to kube-scheduler with claims that are not allocated: what is not ours now may
             become it.
+        seen_bound: pods with claims that were seen being bound. Only kube-scheduler can do that, while
+            anybody can make a pod with a node. One that was bound while no controller ran waits its turn.
         without_devices: pods that were seen being bound, or bound already, when their claims were not
             allocated.
         lost: pods of which kube-scheduler has deallocated a claim; their groups are looked at.
@@ -138,6 +140,7 @@ class Wakeups:
         self.tentative: WorkQueue[ObjectKey] = WorkQueue("tentative allocations", max_delay=5.0)
         self.pending = PendingPods()
         self.passed: set[ObjectKey] = set()
+        self.seen_bound: set[Uid] = set()
         self.without_devices: set[Uid] = set()
         self.lost: set[ObjectKey] = set()
         self.lacking_volumes: set[ObjectKey] = set()
@@ -287,11 +290,8 @@ class Wakeups:
         )
 
     def _look_first(self, pod: Pod) -> None:
-        """Look at a pod that kube-scheduler bound before all others if it has no devices: its kubelet waits.
-
-        A pod that was made with a node waits for its turn: anybody can make any number of those.
-        """
-        if pod.spec.node_name and self.lacks_devices(pod):
+        """Look before all others at a pod that kube-scheduler bound, if it has no devices: its kubelet waits."""
+        if pod.metadata.uid in self.seen_bound and self.lacks_devices(pod):
             self.without_devices.add(pod.metadata.uid)
             self.queue.add_first(pod.key)
 
@@ -302,7 +302,8 @@ class Wakeups:
             for key in set(claims_of(old)).difference(claims_of(pod)):
                 self.check_use(key)  # another one was generated for it
         self._pod_added(pod)
-        if not old.spec.node_name:
+        if pod.spec.node_name and not old.spec.node_name and uses_claims(pod):
+            self.seen_bound.add(pod.metadata.uid)
             self._look_first(pod)
         if old.status.nominated_node_name and not pod.status.nominated_node_name:
             self.look_again()  # pods that share its claims may go elsewhere now
@@ -327,6 +328,7 @@ class Wakeups:
         self.lost.discard(pod.key)
         self.lacking_volumes.discard(pod.key)
         self.without_devices.discard(pod.metadata.uid)
+        self.seen_bound.discard(pod.metadata.uid)
         self._check_claims(pod)
         self._check_group(pod)
         # It had room there, or kept others from claims that it shared with them.

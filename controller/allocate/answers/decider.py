@@ -165,7 +165,9 @@ class Decider:
             decision = found.answer.decision if found.answer is not None else None
             return decision if isinstance(decision, SetAside) else None
 
-    async def decide(self, pod: Pod, lane: Lane, *, lends: bool = False) -> tuple[PodAnswer, Answered] | None:
+    async def decide(
+        self, pod: Pod, lane: Lane, *, lends: bool = False, awaited: bool = False
+    ) -> tuple[PodAnswer, Answered] | None:
         """Return what is to be done about a pod; None where it must be asked again, because much has changed.
 
         Whatever is returned must be put into effect (``accepting``) or given back (``release``) at once.
@@ -174,11 +176,12 @@ class Decider:
             pod: which one.
             lane: how much work it may take.
             lends: see ``PodQuestion``.
+            awaited: see ``PodQuestion``.
         """
         pod_id = PodID(pod.key, pod.metadata.uid)
         for _ in range(_MOST_IMPOSSIBLE):
             with self._journal.freshness.awaiting(self._journal.version):
-                found = await self._ask(pod_id, lane, lends)
+                found = await self._ask(pod_id, lane, lends=lends, awaited=awaited)
                 judgement = _Judgement.OUT_OF_DATE
                 if found.answer is not None:
                     judgement = self._judge(pod, found.answer, found.knowledge)
@@ -206,10 +209,10 @@ class Decider:
             self._mistrusted = now
             self._answers.mistrust("its answers about many pods are impossible")
 
-    async def _ask(self, pod: PodID, lane: Lane, lends: bool) -> Answered:
+    async def _ask(self, pod: PodID, lane: Lane, *, lends: bool, awaited: bool) -> Answered:
         blamed = 0
         while True:
-            question = PodQuestion(pod, self._clock.monotonic(), lane, lends=lends)
+            question = PodQuestion(pod, self._clock.monotonic(), lane, lends=lends, awaited=awaited)
             try:
                 return await self._answers.ask(question, self.release)
             except WorkerEnded as e:

@@ -221,7 +221,7 @@ class Decisions:
                 # Those of the others were told of when the answer was worked out.
                 own = set(claims_of(pod))
                 known = replace(known, claims=tuple(c for c in known.claims if c.key in own))
-                if self._supposed.ahead_of(pod, group):
+                if self._supposed.ahead_of(pod, group, awaited=question.awaited):
                     known = replace(known, message=known.message + NOTE)
                 return self._complete(PodAnswer(self._intake.version, known, members), pod, now)
         if not self._heavy:
@@ -249,7 +249,7 @@ class Decisions:
         gave_up = False
         if question.set_aside:
             decision: Decision = self._supposed.soonest(pod, group, budget, now)
-        elif ahead := self._supposed.ahead_of(pod, group):
+        elif ahead := self._supposed.ahead_of(pod, group, awaited=question.awaited):
             with self._supposed.beside(ahead):
                 decision, gave_up = self._decide(pod, group, budget, question)
             if isinstance(decision, Refuse):

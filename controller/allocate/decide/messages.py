@@ -294,6 +294,8 @@ class PodQuestion:
         lane: how much work it may cause.
         set_aside: asked is not what to do now, but which devices to set aside for it. It fits nowhere.
         lends: whether devices may be lent for it now where the controller could allocate itself.
+        awaited: whether kube-scheduler was seen binding it: then its kubelet waits for the devices, and it
+            comes before the pods for which devices are set aside. Anybody can make a pod with a node.
     """
 
     pod: PodID
@@ -301,6 +303,7 @@ class PodQuestion:
     lane: Lane = Lane.FAST
     set_aside: bool = False
     lends: bool = False
+    awaited: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,10 +61,15 @@ class Suppositions:
         self._set_aside = set_aside
         self._avoided = avoided
 
-    def ahead_of(self, pod: Pod, group: Gang | None) -> list[SetAsideFor]:
-        """Return what is set aside for others that come before a pod, or its group."""
-        # The kubelet waits for the devices of a pod that is bound: it must not be kept waiting.
-        if pod.spec.node_name:
+    def ahead_of(self, pod: Pod, group: Gang | None, *, awaited: bool = False) -> list[SetAsideFor]:
+        """Return what is set aside for others that come before a pod, or its group.
+
+        Args:
+            pod: which one.
+            group: of the pod.
+            awaited: see ``PodQuestion``.
+        """
+        if awaited:
             return []
         return self._set_aside.before(_rank(pod, group), pod.metadata.uid)
 

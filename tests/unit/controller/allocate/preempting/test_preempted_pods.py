@@ -24,6 +24,7 @@ from controller.config import PreemptionMode, PreemptionSettings
 from dra_driver.api.core import NAMESPACES, PODS
 from dra_driver.api.names import PREEMPTIBLE_LABEL
 from dra_driver.api.policy import POD_DISRUPTION_BUDGETS
+from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.fleet import CLOSED, OPEN, WOULD_PREEMPT
 
 DRY_RUN = PreemptionSettings()
@@ -100,6 +101,24 @@ def test_a_pod_whose_policy_is_never_preempts_nobody() -> None:
         assert evictions(h) == []
 
     play(cluster_of(n1=(80,)), scenario)
+
+
+def test_pods_that_are_made_with_a_node_do_not_take_the_devices_of_the_preempted() -> None:
+    async def scenario(h: Harness) -> None:
+        await low(h, *(f"low-{i}" for i in range(4)))
+        for number in range(3):
+            create(h, f"made-{number}", nodeName="n1", gated=False)
+        create(h, "high", 4, priority=1000)
+        await until(lambda: len(evictions(h)) == 4)
+        for number in range(4):
+            # One after the other: for a while there are devices for them, and too few for the preemptor.
+            h.cluster.remove(PODS, f"low-{number}", NS)
+            h.cluster.remove(RESOURCE_CLAIMS, f"low-{number}", NS)
+            await asyncio.sleep(2)
+        assert served(h, "high")
+        assert not any(served(h, f"made-{number}") for number in range(3))
+
+    play(cluster_of(n1=(80,) * 4), scenario, ends=None)
 
 
 def test_a_pod_that_names_its_claim_twice_preempts_nobody() -> None:

@@ -6,12 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
-from controller_harness import Harness, claim, cluster_of, inline, node, pod, pool, request
+from controller_harness import NS, Harness, claim, cluster_of, inline, node, pod, pool, request
 from examples import share
 from late_answers import late
 from starvation_world import PATIENCE, Stream, create, end, is_served, occupied, play, served_after
 
-from dra_driver.api.core import NODES
+from dra_driver.api.core import NODES, PODS
 from dra_driver.api.names import GROUP_LABEL, GROUP_SIZE_LABEL
 from dra_driver.kube.clock import rfc3339
 
@@ -106,16 +106,39 @@ def test_pods_of_higher_priority_go_before_it_and_see_no_difference() -> None:
     play(cluster, scenario)
 
 
-def test_a_pod_that_is_bound_is_not_kept_waiting() -> None:
+def test_a_pod_that_kube_scheduler_has_bound_is_not_kept_waiting() -> None:
     cluster = cluster_of(n1=(40,) * 2)
 
     async def scenario(h: Harness) -> None:
         await occupied(h)
         end(h, "a")
         create(h, "small")
-        create(h, "bound", nodeName="n1", gated=False)
+        create(h, "bound", gated=False)
+        await asyncio.sleep(5.0)
+        assert (is_served(h, "small"), is_served(h, "bound")) == (False, False)
+        h.cluster.edit(PODS, "bound", {"spec": {"nodeName": "n1"}}, NS)
         await asyncio.sleep(5.0)
         assert (is_served(h, "small"), is_served(h, "bound")) == (False, True)
+
+    play(cluster, scenario)
+
+
+def test_a_pod_that_was_made_with_a_node_leaves_what_is_set_aside() -> None:
+    cluster = cluster_of(n1=(40,) * 2)
+
+    async def scenario(h: Harness) -> None:
+        await occupied(h)
+        end(h, "a")
+        create(h, "made", nodeName="n1", gated=False)
+        await asyncio.sleep(5.0)
+        assert not is_served(h, "made")
+        assert "set aside" in h.reason("made").message
+        end(h, "b")
+        await asyncio.sleep(5.0)
+        assert (is_served(h, "big"), is_served(h, "made")) == (True, False)
+        end(h, "big")
+        await asyncio.sleep(5.0)
+        assert is_served(h, "made")
 
     play(cluster, scenario)
 
