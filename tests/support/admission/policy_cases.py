@@ -195,6 +195,7 @@ def cases() -> Iterator[Write]:
     """Every write."""
     yield from _allocations()
     yield from _claims()
+    yield from _finalizers()
     yield from _slices()
     yield from _pods()
     yield from _nodes()
@@ -245,6 +246,23 @@ def _claims() -> Iterator[Write]:
     yield meta("adds annotations", "bare", {"annotations": {"a": "b"}}, policy)
     owner = {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": "x"}
     yield meta("adds an owner, with whom it would be deleted", "bare", {"ownerReferences": [owner]}, policy)
+
+
+def _finalizers() -> Iterator[Write]:
+    """Anybody's writes: whoever may write claims could free devices that a pod uses."""
+    policy = "dra-driver-allocated-claims"
+
+    def without(what: str, name: str, refused: str = "", kept: tuple[str, ...] = ()) -> Write:
+        metadata = {"finalizers": list(kept) or None}
+        return _patch(what, "admin", f"{CLAIMS}/{name}", {"metadata": metadata}, refused)
+
+    yield without("takes the finalizer off an allocated claim", "ours", policy)
+    yield without("puts another finalizer in its place", "ours", policy, ("example.com/mine",))
+    yield without("takes the finalizer off a reserved claim", "reserved", policy)
+    yield without("takes the finalizer off a claim with devices of two drivers", "mixed", policy)
+    yield without("adds a finalizer to an allocated claim", "ours", "", (FINALIZER, "example.com/mine"))
+    yield without("takes the finalizer off a claim of another driver", "theirs")
+    yield without("takes the finalizer off a claim that holds nothing", "free")
 
 
 def _slices() -> Iterator[Write]:
