@@ -290,7 +290,7 @@ class Wakeups:
         )
 
     def _look_first(self, pod: Pod) -> None:
-        """Look before all others at a pod that kube-scheduler bound, if it has no devices: its kubelet waits."""
+        """Look first at a pod that kube-scheduler bound, if it has no devices: its kubelet waits for them."""
         if pod.metadata.uid in self.seen_bound and self.lacks_devices(pod):
             self.without_devices.add(pod.metadata.uid)
             self.queue.add_first(pod.key)
