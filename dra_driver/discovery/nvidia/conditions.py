@@ -5,8 +5,10 @@ No NVML here: events and readings come in, ``DeviceHealth`` comes out, so that t
 A condition that an event made ends in one of two ways (``nvml_xids.Ends``): it expires, or the GPU was reset.
 A reset shows in four ways, and any of them will do: the library was opened anew (a reset and a driver reload
 both need its handles gone), the GPU was lost and is back, a counter of errors since the last reset went down,
-or NVML's recovery action went back to "none" after it had been something else. A condition that polling made
-ends when polling does not see it any more.
+or NVML's recovery action went back to "none" after it had been something else. What a program may have caused
+(``Meaning.verdicts``) ends as well when the driver has asked for nothing for a while: otherwise a tenant
+could keep the GPU from others until somebody resets it. A condition that polling made ends when polling does
+not see it any more.
 
 ``memory`` and ``recall`` carry what events made from one process to the next: that a new process opens the
 library is no sign of a reset. What polling finds is not carried, because polling finds it again.
@@ -34,6 +36,9 @@ __all__ = ["Conditions", "HealthReading"]
 XID_EVENT: Final = 0x8
 
 _WHOLE_GPU: Final = 0xFFFFFFFF
+# By how much what is written down of an error may be behind: a program that repeats its fault all the time
+# would have it written all the time.
+_BEHIND_SECONDS: Final = 60.0
 _MOST_ENDED: Final = 10_000
 
 
@@ -47,6 +52,7 @@ class HealthReading:
         remap_failed: a memory row could not be replaced.
         retirement_pending: memory pages wait for the next reset to be retired (before Ampere).
         recovery_action: see ``nvml_xids.RECOVERY_ACTIONS``.
+        branch: of the kernel driver: 570 of 570.86.15.
     """
 
     uncorrected: int | None = None
@@ -54,6 +60,7 @@ class HealthReading:
     remap_failed: bool | None = None
     retirement_pending: bool | None = None
     recovery_action: int | None = None
+    branch: int | None = None
 
 
 class _EntryMemory(Wire, frozen=True, kw_only=True):
@@ -81,11 +88,20 @@ class _Memory(Wire, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class _Entry:
+    """A condition that an event made; ``kept`` is what ``memory`` says of ``expires``."""
+
     meaning: Meaning
     message: str
     since: float
     expires: float
     action_seen: bool = False
+    kept: float = 0.0
+
+    def is_acquitted(self, reading: HealthReading, now: float) -> bool:
+        """Whether the driver has known of the error for a while, and asks for nothing."""
+        covered = 0 < self.meaning.verdicts <= (reading.branch or 0)
+        last = self.expires - self.meaning.seconds
+        return covered and reading.recovery_action == 0 and now - last >= nvml_xids.VERDICT_SECONDS
 
 
 @dataclass(slots=True)
@@ -117,6 +133,11 @@ class Conditions:
             driver: which loading of the kernel driver this is; empty where unknown.
         """
         with self._lock:
+            live = {uuid: entries for uuid, gpu in self._gpus.items() if (entries := self._live(gpu))}
+            noted = [e for entries in live.values() for e in entries.values()]
+            if any(e.expires - e.kept >= _BEHIND_SECONDS or e.kept > e.expires for e in noted):
+                for e in noted:
+                    e.kept = e.expires
             gpus = {
                 uuid: _GpuMemory(
                     entries={
@@ -125,16 +146,15 @@ class Conditions:
                             message=e.message,
                             reset=e.meaning.ends is Ends.RESET,
                             since=e.since,
-                            expires=e.expires,
+                            expires=e.kept,
                             action_seen=e.action_seen,
                         )
-                        for reason, e in self._live(gpu).items()
+                        for reason, e in entries.items()
                     },
                     # Not the count of errors: it also starts anew when the last user of a GPU goes.
-                    lost=gpu.lost,
+                    lost=self._gpus[uuid].lost,
                 )
-                for uuid, gpu in self._gpus.items()
-                if self._live(gpu)
+                for uuid, entries in live.items()
             }
         return codec.encode(_Memory(driver=driver, gpus=gpus))
 
@@ -160,9 +180,15 @@ class Conditions:
                     ended = (e.reset and reloaded) or (uuid, reason, e.since) in self._ended
                     if ended or reason in gpu.entries:
                         continue
-                    ends = Ends.RESET if e.reset else Ends.EXPIRY
-                    meaning = Meaning(e.message, e.severity, ends, max(0.0, e.expires - e.since))
-                    gpu.entries[reason] = _Entry(meaning, e.message, e.since, e.expires, e.action_seen)
+                    meaning = nvml_xids.meaning_of_reason(reason)
+                    if meaning is None:
+                        ends = Ends.RESET if e.reset else Ends.EXPIRY
+                        meaning = Meaning(e.message, e.severity, ends, max(0.0, e.expires - e.since))
+                    # What an older version took for more than it is does not outlive the update.
+                    if meaning.severity:
+                        gpu.entries[reason] = _Entry(
+                            meaning, e.message, e.since, e.expires, e.action_seen, e.expires
+                        )
 
     def _live(self, gpu: _Gpu) -> dict[str, _Entry]:
         now = self._now()
@@ -225,7 +251,7 @@ class Conditions:
                 if reading.recovery_action:
                     entry.action_seen = True
                 done = was_reset or (entry.action_seen and reading.recovery_action == 0)
-                if entry.meaning.ends is Ends.RESET and done:
+                if (entry.meaning.ends is Ends.RESET and done) or entry.is_acquitted(reading, now):
                     self._end(uuid, reason)
             found = {h.reason: h for h in _polled(reading, now)}
             # What was there before keeps its beginning.

@@ -52,6 +52,7 @@ def read_health(handle: Any, ask: Callable[..., Any]) -> HealthReading:
         remap_failed=None if remapped is None else bool(remapped[3]),
         retirement_pending=None if pending is None else bool(pending),
         recovery_action=_recovery_action(handle, ask),
+        branch=_branch(ask),
     )
 
 
@@ -61,6 +62,11 @@ def _recovery_action(handle: Any, ask: Callable[..., Any]) -> int | None:
     if values is None or values[0].nvmlReturn != pynvml.NVML_SUCCESS:
         return None
     return int(values[0].value.uiVal)
+
+
+def _branch(ask: Callable[..., Any]) -> int | None:
+    first = str(ask("driverVersion", pynvml.nvmlSystemGetDriverVersion) or "").partition(".")[0]
+    return int(first) if first.isascii() and first.isdigit() and len(first) < 6 else None
 
 
 class EventWatch:

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from dra_driver.discovery.nvidia.conditions import Conditions, HealthReading
-from dra_driver.discovery.nvidia.xids import APPLICATION_SECONDS, UNKNOWN_SECONDS, XIDS, meaning_of_xid
+from dra_driver.discovery.nvidia.xids import (
+    APPLICATION_SECONDS,
+    UNKNOWN_SECONDS,
+    VERDICT_SECONDS,
+    XIDS,
+    meaning_of_xid,
+)
 
 XID = 0x8
 GPU = "GPU-0"
@@ -74,6 +80,92 @@ def test_an_unknown_xid_is_taken_seriously_for_a_while() -> None:
     assert world.reasons() == [("Xid999", "degraded")]
     world.time += UNKNOWN_SECONDS
     assert world.reasons() == []
+
+
+@pytest.mark.parametrize(("number", "branch"), [(109, 570), (145, 565), (999, 565)])
+def test_what_may_be_a_programs_ends_by_the_drivers_word(number: int, branch: int) -> None:
+    world = Scenario()
+    world.xid(number)
+    world.time += VERDICT_SECONDS - 1
+    world.poll(recovery_action=0, branch=branch)
+    assert world.reasons() == [(f"Xid{number}", "degraded")], "not so soon after the error"
+    world.xid(number)
+    world.time += VERDICT_SECONDS - 1
+    world.poll(recovery_action=0, branch=branch)
+    assert world.reasons() == [(f"Xid{number}", "degraded")], "counted from the last one"
+    world.time += 1
+    for unknown in ({"branch": branch}, {"recovery_action": 0}, {"recovery_action": 0, "branch": branch - 1}):
+        world.poll(**unknown)
+        assert world.reasons() == [(f"Xid{number}", "degraded")], "the driver does not say it"
+    world.poll(recovery_action=0, branch=branch)
+    assert world.reasons() == []
+
+
+@pytest.mark.parametrize("number", [46, 48, 79, 95, 110, 119, 140])
+def test_what_is_the_hardwares_stays_whatever_the_driver_asks_for(number: int) -> None:
+    world = Scenario()
+    world.xid(number)
+    world.time += 100 * VERDICT_SECONDS
+    world.poll(recovery_action=0, branch=999)
+    assert [reason for reason, _ in world.reasons()] == [f"Xid{number}"]
+
+
+def test_a_verdict_of_the_driver_counts_from_the_last_error_in_a_new_process_too() -> None:
+    world = Scenario()
+    world.xid(109)
+    world.time += VERDICT_SECONDS - 100
+    world.xid(109)
+    kept = world.conditions.memory("")
+    world.conditions = Conditions(lambda: world.time)
+    world.conditions.recall(kept, "")
+    world.time += 200
+    world.poll(recovery_action=0, branch=570)
+    assert world.reasons() == [("Xid109", "degraded")]
+    world.time += VERDICT_SECONDS - 200
+    world.poll(recovery_action=0, branch=570)
+    assert world.reasons() == []
+
+
+def test_a_program_that_repeats_its_fault_has_it_written_once_a_minute() -> None:
+    """A new process knows of it all the same, if for a minute less."""
+    world = Scenario()
+    written: set[bytes] = set()
+    for _ in range(600):
+        world.xid(31)
+        world.conditions.event("GPU-1", XID, 13)
+        kept = world.conditions.memory("")
+        written.add(kept)
+        world.time += 0.5
+    assert len(written) == 5, "five minutes"
+    world.conditions = Conditions(lambda: world.time)
+    world.conditions.recall(kept, "")
+    world.time += APPLICATION_SECONDS - 61
+    assert world.reasons() == [("Xid31", "info")]
+
+
+def test_a_new_error_is_written_at_once_however_often_another_one_comes() -> None:
+    world = Scenario()
+    world.xid(31)
+    before = world.conditions.memory("")
+    world.time += 0.5
+    world.xid(31)
+    world.xid(79)
+    after = world.conditions.memory("")
+    assert b"Xid79" in after
+    assert b"Xid79" not in before
+
+
+def test_what_an_older_version_took_for_more_than_it_is_does_not_outlive_the_update() -> None:
+    world = Scenario()
+    old = b'{"gpus":{"GPU-0":{"entries":{%s}}}}' % b",".join(
+        b'"Xid%d":{"severity":"degraded","message":"XID %d: unknown","reset":false,"since":%d,"expires":%d}'
+        % (number, number, world.time, world.time + UNKNOWN_SECONDS)
+        for number in (11, 14, 999)
+    )
+    world.conditions.recall(old, "")
+    assert world.reasons() == [("Xid999", "degraded"), ("Xid11", "info")]
+    world.time += APPLICATION_SECONDS + 1
+    assert world.reasons() == [("Xid999", "degraded")]
 
 
 def test_what_expires_does_so_though_the_clock_was_ahead_when_it_was_noted() -> None:

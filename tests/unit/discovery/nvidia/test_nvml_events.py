@@ -8,6 +8,8 @@ from pathlib import Path
 import nvml_stub_support as stub
 import pytest
 
+from dra_driver.discovery.nvidia.health import read_health
+
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -139,3 +141,12 @@ def test_a_failing_call_costs_one_value(probe: stub.Probe) -> None:
     probe.open(gpus("temperature 61", "power 312500", "fail nvmlDeviceGetPowerUsage 999"))
     probe.discover()
     assert (probe.sample()[1]["temperature"], probe.sample()[1]["power"]) == (61.0, None)
+
+
+@pytest.mark.parametrize(
+    ("version", "branch"),
+    [("570.148.08", 570), ("", None), (None, None), ("unknown", None), ("9" * 30, None)],
+)
+def test_the_branch_of_the_driver_is_read_with_the_health(version: str | None, branch: int | None) -> None:
+    reading = read_health(None, lambda subject, *_: version if subject == "driverVersion" else None)
+    assert reading.branch == branch
