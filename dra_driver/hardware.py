@@ -72,9 +72,9 @@ class DiscoveredDevice:
 
     @property
     def health_of_partitions(self) -> tuple[DeviceHealth, ...]:
-        """Conditions of the device that its partitions share."""
+        """Conditions of the device that all of its partitions share."""
         own = None if self.partitioning is None else self.partitioning.condition
-        return tuple(h for h in self.device.health if h != own)
+        return tuple(h for h in self.device.health if h != own and h.places is None)
 
 
 @dataclass(frozen=True, slots=True)

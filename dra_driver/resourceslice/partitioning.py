@@ -8,11 +8,12 @@ partition what its profile takes at its place. What is allocated thus always fit
 from __future__ import annotations
 
 import re
+from collections import Counter as Counter_
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from dra_driver.api import names
-from dra_driver.api.own.inventory import InventoryDevice, PartitionProfile
+from dra_driver.api.own.inventory import InventoryDevice, OccupiedPlace, PartitionProfile
 from dra_driver.api.own.partitions import PartitionDevice
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import Counter, CounterSet, Device, DeviceAttribute, DeviceCounterConsumption
@@ -21,8 +22,10 @@ __all__ = [
     "ALL_PROFILES",
     "chosen_partitions",
     "counter_set",
+    "has_room",
     "partition_attributes",
     "taken_by",
+    "taken_by_existing",
     "taken_whole",
 ]
 
@@ -99,6 +102,38 @@ def taken_by(partition: PartitionDevice, counters: CounterSet) -> DeviceCounterC
         if amount and counter in counters.counters:
             taken[counter] = amount
     return DeviceCounterConsumption(counter_set=counters.name, counters=_counters(taken))
+
+
+def taken_by_existing(
+    places: Iterable[OccupiedPlace], partitions: Sequence[PartitionDevice], counters: CounterSet
+) -> Mapping[str, int]:
+    """Return what partitions that exist take of the counters.
+
+    Args:
+        places: where they are. One that is none of ``partitions`` takes its memory slices.
+        partitions: all that the device can be cut into.
+        counters: of the device.
+    """
+    known = {(p.profile.profile_id, p.placement.start, p.placement.size): p for p in partitions}
+    taken: Counter_[str] = Counter_()
+    for place in places:
+        found = known.get((place.profile_id, place.start, place.size))
+        if found is not None:
+            taken.update(_amounts(taken_by(found, counters).counters))
+        else:
+            taken.update(_slice(i) for i in range(_MOST_SLICES) if 0 <= i - place.start < place.size)
+    return taken
+
+
+def has_room(partition: PartitionDevice, taken: Mapping[str, int], counters: CounterSet) -> bool:
+    """Return whether the device has enough left for a partition, of what others have ``taken``."""
+    has = _amounts(counters.counters)
+    needed = _amounts(taken_by(partition, counters).counters)
+    return all(amount + taken.get(name, 0) <= has[name] for name, amount in needed.items())
+
+
+def _amounts(counters: Mapping[str, Counter]) -> dict[str, int]:
+    return {name: counter.value.value() for name, counter in counters.items()}
 
 
 def _counters(amounts: Mapping[str, int]) -> dict[str, Counter]:

@@ -6,13 +6,13 @@ meantime where that would prolong the wait, and both are reported as pending.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from dra_driver.api import names
-from dra_driver.api.own.inventory import InventoryDevice
+from dra_driver.api.own.inventory import DeviceHealth, InventoryDevice
 from dra_driver.api.own.partitions import PartitionDevice, partition_devices
 from dra_driver.api.resource import (
     CounterSet,
@@ -95,11 +95,13 @@ class Forms:
         held = [p for p in partitions if self._in_use(p.name)]
         if settings.hide and not held and not self._in_use(base.name):
             return
+        # A condition that leaves room for partitions is none of all of them.
+        everywhere = health_taints((h for h in found.health if h.places is None), settings.health)
         sick = health_taints(found.health, settings.health)
         taints = (*settings.taints, *sick)
-        if taints and not self._features.taints and self._left_out(base, settings, sick):
-            return
         if not self._features.taints:
+            if self._left_out(base, settings, everywhere):
+                return
             taints = ()
         if settings.hide:
             self._wait(settings, "hide", f"device {base.name} is in use and is hidden when it is free")
@@ -113,7 +115,7 @@ class Forms:
         if (settings.share is not None and not settings.hide) or base.name in self._usage.shared:
             base, taints = self._shared(base, settings, taints, cut=bool(kept))
         self._publish(
-            found, base, taints, bool(sick), partitions, {p.name: p for p in (*chosen, *kept)}, kept
+            found, base, taints, sick, settings, partitions, {p.name: p for p in (*chosen, *kept)}, kept
         )
 
     def join(self, other: Forms) -> None:
@@ -131,7 +133,8 @@ class Forms:
         found: InventoryDevice,
         base: Device,
         taints: tuple[DeviceTaint, ...],
-        unhealthy: bool,
+        sick: tuple[DeviceTaint, ...],
+        settings: DeviceSettings,
         partitions: Sequence[PartitionDevice],
         wanted: dict[str, PartitionDevice],
         kept: Sequence[PartitionDevice],
@@ -141,22 +144,30 @@ class Forms:
         if isinstance(counters, str):
             self._problems.append(f"device {found.name}: no partitions, {counters}")
             counters = None
+        if self._features.taints or not self._left_out(base, DeviceSettings(), sick):
+            takes = () if counters is None else (partitioning.taken_whole(counters),)
+            self.forms.append(PublishedDevice(base, taints, bool(sick), takes))
         if counters is None:
-            self.forms.append(PublishedDevice(base, taints, unhealthy))
             return
         self.counters.append(counters)
-        self.forms.append(PublishedDevice(base, taints, unhealthy, (partitioning.taken_whole(counters),)))
         withdrawn = {p.name for p in kept}
+        ailing = _conditions_of_parts(found, partitions, counters)
         for partition in wanted.values():
+            ill = health_taints(ailing(partition), settings.health)
+            if not self._features.taints and self._left_out(partition, DeviceSettings(), ill):
+                continue
             inventory = InventoryDevice(
                 name=partition.name,
                 attributes=partitioning.partition_attributes(base, partition.profile),
                 capacity=partition.profile.capacity,
             )
             device = self._as_kept(clean_device(inventory, self._problems))
-            blocked = self._blocked(taints) if partition.name in withdrawn else taints
+            own = taints
+            if ill != sick and self._features.taints:
+                own = (*(t for t in taints if t not in sick), *ill)
+            blocked = self._blocked(own) if partition.name in withdrawn else own
             self.forms.append(
-                PublishedDevice(device, blocked, unhealthy, (partitioning.taken_by(partition, counters),))
+                PublishedDevice(device, blocked, bool(ill), (partitioning.taken_by(partition, counters),))
             )
 
     def _chosen(
@@ -218,7 +229,9 @@ class Forms:
 
     # --- taints, attributes ---------------------------------------------------------------------------------
 
-    def _left_out(self, base: Device, settings: DeviceSettings, sick: Sequence[DeviceTaint]) -> bool:
+    def _left_out(
+        self, base: Device | PartitionDevice, settings: DeviceSettings, sick: Sequence[DeviceTaint]
+    ) -> bool:
         """Decide whether to leave a device out, as a server without taints needs it to keep claims off."""
         keeping = [t for t in (*sick, *settings.taints) if t.effect != "None"]
         if settings.taints:
@@ -256,3 +269,17 @@ class Forms:
 
     def _wait(self, settings: DeviceSettings, field: str, text: str) -> None:
         self.pending.append(Pending(settings.sources.get(field, ""), text))
+
+
+def _conditions_of_parts(
+    found: InventoryDevice, partitions: Sequence[PartitionDevice], counters: CounterSet
+) -> Callable[[PartitionDevice], Iterator[DeviceHealth]]:
+    """Return what yields the conditions of a device that concern one of its partitions."""
+    taken = [partitioning.taken_by_existing(h.places or (), partitions, counters) for h in found.health]
+
+    def ailing(partition: PartitionDevice) -> Iterator[DeviceHealth]:
+        for condition, others in zip(found.health, taken, strict=True):
+            if condition.places is None or not partitioning.has_room(partition, others, counters):
+                yield condition
+
+    return ailing

@@ -36,6 +36,7 @@ __all__ = [
     "Discovery",
     "InventoryDevice",
     "LentUnit",
+    "OccupiedPlace",
     "PartitionPlacement",
     "PartitionProfile",
     "Publication",
@@ -105,6 +106,20 @@ class DeviceLink(Wire, frozen=True, kw_only=True):
     count: int = 1
 
 
+class OccupiedPlace(Wire, frozen=True, kw_only=True):
+    """Place of a partition that exists.
+
+    Attributes:
+        profile_id: as in ``PartitionProfile``.
+        start: as in ``PartitionPlacement``.
+        size: likewise.
+    """
+
+    profile_id: int = 0
+    start: int
+    size: int
+
+
 class DeviceHealth(Wire, frozen=True, kw_only=True):
     """Reason not to use a device, in ``health[]`` of it; without one it is healthy as far as can be told.
 
@@ -113,12 +128,15 @@ class DeviceHealth(Wire, frozen=True, kw_only=True):
         severity: ``info`` (seen, harmless), ``degraded`` (nothing new on it) or ``failed`` (evict).
         message: for people.
         since: RFC 3339.
+        places: what is taken of a device that can be cut: the condition concerns the device as a whole, and
+            the partitions for which there is no room beside these. If None, it concerns all partitions.
     """
 
     reason: str
     severity: str
     message: str = ""
     since: str = ""
+    places: tuple[OccupiedPlace, ...] | None = None
 
 
 class InventoryDevice(Wire, frozen=True, kw_only=True):

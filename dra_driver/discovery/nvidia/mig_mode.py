@@ -28,6 +28,7 @@ def mig_mode(*, needs_reset: bool) -> PartitioningMode:
             message="MIG mode is on: the GPU cannot be used as a whole; nvidia-smi -mig 0 turns it off"
             if needs_reset
             else "MIG mode is on; for a claim of the whole GPU it is turned off",
+            places=(),  # partitions need the mode
         )
     )
 

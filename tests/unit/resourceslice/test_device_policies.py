@@ -16,6 +16,7 @@ from dra_driver.api.own.inventory import (
     DeviceInventory,
     DeviceInventorySpec,
     InventoryDevice,
+    OccupiedPlace,
     PartitionPlacement,
     PartitionProfile,
 )
@@ -37,6 +38,7 @@ from dra_driver.api.resource import (
     DeviceSelector,
     DeviceTaint,
 )
+from dra_driver.discovery.nvidia.mig_mode import mig_mode
 from dra_driver.ownership import PoolAllocator
 from dra_driver.resourceslice import (
     HEALTH_TAINT,
@@ -316,6 +318,75 @@ def test_only_listed_profiles_and_none_without_a_policy() -> None:
         assert set(devices(nothing)) == {"gpu-0"}
         assert not nothing.partitioned
         assert devices(nothing)["gpu-0"].consumes_counters == ()
+
+
+def unmanaged(*places: OccupiedPlace) -> tuple[DeviceHealth, ...]:
+    return (DeviceHealth(reason="UnmanagedPartitions", severity="degraded", places=places),)
+
+
+def tainted(pool: DesiredPool) -> set[str]:
+    return {name.removeprefix("gpu-0") for name, d in devices(pool).items() if d.taints}
+
+
+ALL = PartitionPolicy(profiles=("*",))
+
+
+@pytest.mark.parametrize(
+    ("places", "without_room"),
+    [
+        # Of the mode in which it is cut: the device as a whole only.
+        ((), set()),
+        ((OccupiedPlace(start=3, size=1),), {"-mig-1g-10gb-3", "-mig-2g-20gb-2", "-mig-4g-40gb-0"}),
+        (
+            (OccupiedPlace(start=0, size=1), OccupiedPlace(start=1, size=1)),
+            {"-mig-1g-10gb-0", "-mig-1g-10gb-1", "-mig-2g-20gb-0", "-mig-4g-40gb-0"},
+        ),
+        # Beyond what the device has, as of a node that lies.
+        ((OccupiedPlace(start=60_000, size=65_535),), set()),
+    ],
+)
+def test_a_condition_with_places_concerns_what_has_no_room_beside_them(
+    places: tuple[OccupiedPlace, ...], without_room: set[str]
+) -> None:
+    found = gpu(partitions=PROFILES, health=unmanaged(*places))
+    pool = build([found], policy(partitions=ALL))
+    assert tainted(pool) == {"", *without_room}
+    assert len(devices(pool)) == 8
+    # A server without taints gets what has room, and nothing else.
+    bare = build([found], policy(partitions=ALL), taints=False)
+    assert devices(bare).keys() == devices(pool).keys() - {f"gpu-0{name}" for name in {"", *without_room}}
+    assert not any(d.taints for d in devices(bare).values())
+
+
+def test_engines_count_beside_an_unmanaged_partition() -> None:
+    """Its profile may take all of an engine: no partition with such an engine fits beside it anywhere."""
+    profiles = (
+        msgspec.structs.replace(profile("1g.10gb+me", (0, 1, 2, 3), ofaEngines=1), profile_id=20),
+        msgspec.structs.replace(profile(), profile_id=19),
+        profile("4g.40gb", (0,), 4, "40Gi"),
+    )
+    found = gpu(partitions=profiles, health=unmanaged(OccupiedPlace(profile_id=20, start=0, size=1)))
+    pool = build([found], policy(partitions=ALL))
+    media = {f"-mig-1g-10gb-me-{i}" for i in range(4)}
+    assert tainted(pool) == {"", "-mig-1g-10gb-0", "-mig-4g-40gb-0", *media}
+
+
+def test_another_condition_of_the_device_stays_that_of_its_partitions() -> None:
+    health = (
+        *unmanaged(OccupiedPlace(start=0, size=1)),
+        DeviceHealth(reason="RowRemapPending", severity="degraded"),
+    )
+    pool = build([gpu(partitions=PROFILES, health=health)], policy(partitions=ALL))
+    taints = {name: [t.value for t in d.taints] for name, d in devices(pool).items()}
+    assert taints["gpu-0"] == taints["gpu-0-mig-1g-10gb-0"] == ["UnmanagedPartitions"]
+    assert taints["gpu-0-mig-1g-10gb-1"] == ["RowRemapPending"]
+
+
+def test_a_gpu_that_needs_a_reset_to_leave_mig_mode_can_be_cut() -> None:
+    """Before Hopper MIG mode is turned on by hand; its partitions had the taint of the whole GPU."""
+    mode = mig_mode(needs_reset=True)
+    pool = build([gpu(partitions=PROFILES, health=(mode.condition,))], policy(partitions=ALL))
+    assert tainted(pool) == {""}
 
 
 @pytest.mark.parametrize("count", [1, 8, 9, 20])
