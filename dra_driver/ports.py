@@ -263,6 +263,10 @@ class GpuControl(Protocol):
         """Destroy a partition; success if there is none."""
         ...
 
+    def removal(self, gpu: str, instances: Sequence[int]) -> str:
+        """Return how an administrator destroys partitions that are not this driver's, for messages."""
+        ...
+
 
 class Daemons(Protocol):
     """The sharing daemons of a node. Calls block."""

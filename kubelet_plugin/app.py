@@ -351,6 +351,7 @@ class Plugin:
             tasks.create_task(self._reconciler.run())
             t = self._timings
             tasks.create_task(self._leftovers.run(t.first_leftovers, t.leftovers, t.confirm_leftovers))
+            tasks.create_task(self._watch_partitions())
             tasks.create_task(self.notices.run())
             tasks.create_task(self.observation.run())
             tasks.create_task(self._activity.run(self.observation.samples))
@@ -381,6 +382,10 @@ class Plugin:
             return owned_partitions.owner(gpu, instance, labels=node.metadata.labels or {}, file=file)
 
         await self._leftovers.destroy_unowned(owner)
+
+    async def _watch_partitions(self) -> None:
+        await self._scanned.wait()
+        await self._leftovers.watch(self._timings.occupied)
 
     async def _rescan_after_changes(self) -> None:
         """Look again after each change: a GPU that is cut into partitions is another one to discovery."""

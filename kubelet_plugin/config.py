@@ -53,6 +53,7 @@ class Timings:
         first_leftovers: after the start, for the first look at what no claim holds.
         leftovers: between two such looks.
         confirm_leftovers: likewise after a finding. Longer than any prepare takes.
+        occupied: between two looks at which partitions no claim holds, if no hardware is changed.
     """
 
     lock: float = 10.0
@@ -69,6 +70,7 @@ class Timings:
     first_leftovers: float = 10.0
     leftovers: float = 300.0
     confirm_leftovers: float = 60.0
+    occupied: float = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

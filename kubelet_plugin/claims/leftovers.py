@@ -1,27 +1,34 @@
 """Looks now and then for what no claim holds: unmanaged partitions, and MPS daemons of this driver.
 
-Instances that this driver did not make are reported and left alone; at the start, where that is wanted, those
-are destroyed that no claim holds and no administrator owns. A daemon in this driver's directory is
-its own, and is ended. What is being prepared just now is in no record that is seen here, so that only what is
-found twice counts.
+Instances that this driver did not make are left alone: they are reported, and their device gets a condition,
+because it cannot be used as a whole, nor where they are. At the start, where that is wanted, those are
+destroyed that no claim holds and no administrator owns. A daemon in this driver's directory is its own, and
+is ended. What is being prepared just now is in no record that is seen for the reports, so that only what is
+found twice counts. For the condition all records count, those of before the look and of after it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
 
 import structlog
 
+from dra_driver.api.own.inventory import DeviceHealth, OccupiedPlace
 from dra_driver.errors import DraError
 from dra_driver.hardware import GpuInstance
 from kubelet_plugin.claims.preparer import Preparer
 from kubelet_plugin.core.notices import FOREIGN_INSTANCE, IDLE_DAEMON, PARTITION_DESTROYED
-from kubelet_plugin.devices.table import DeviceTable
+from kubelet_plugin.devices.table import UNMANAGED_PARTITIONS, DeviceTable
 from kubelet_plugin.gpu.hardware import GpuHardware, daemons_of
+from kubelet_plugin.gpu.partitions import is_claimed
 
 __all__ = ["Leftovers"]
+
+# As many as the CRD takes.
+_MOST_PLACES: Final = 64
 
 log = structlog.get_logger(__name__)
 
@@ -71,6 +78,40 @@ class Leftovers:
                 log.warning("leftovers on the GPUs could not be looked for", error=str(e))
             await asyncio.sleep(every if self._seen <= before else min(every, confirm))
 
+    async def watch(self, every: float) -> None:
+        """Look for instances of others until cancelled: after changes of hardware, and every few seconds."""
+        seen = 0
+        while True:
+            try:
+                await self.occupy()
+            except (DraError, OSError) as e:
+                log.warning("partitions of others could not be looked for", error=str(e))
+            seen = await self._hardware.changes.wait(seen, every)
+
+    async def occupy(self) -> None:
+        """Note on each device what instances of others take of it; one that cannot be asked stays as it is.
+
+        Raises:
+            DraError: the node's records cannot be read.
+            OSError: likewise.
+        """
+        if not self._leads():
+            return
+        partitions = self._hardware.partitions
+        before = await self._preparer.recorded()
+        there: dict[str, Sequence[GpuInstance]] = {}
+        for gpu in [d.uuid for d in self._table.devices if d.device.partitions]:
+            try:
+                there[gpu] = await partitions.existing(gpu)
+            except DraError as e:
+                log.info("the partitions of a GPU could not be looked for", gpu=gpu, error=str(e))
+        records = (*before, *await self._preparer.recorded())
+        occupied: dict[str, DeviceHealth | None] = {}
+        for gpu, instances in there.items():
+            others = [i for i in instances if not is_claimed(gpu, i, records)]
+            occupied[gpu] = _condition(others, await partitions.describe(gpu, others)) if others else None
+        await self._table.occupied(occupied)
+
     async def look(self) -> None:
         """Look once, report what is found for the second time, and end daemons that serve no claim.
 
@@ -101,8 +142,8 @@ class Leftovers:
 
     def _report_unmanaged(self, gpu: str, instance: GpuInstance) -> None:
         log.warning(
-            "a partition belongs to no claim; it is left alone, and partitions that overlap it "
-            "cannot be prepared",
+            "a partition belongs to no claim; it is left alone, and the whole GPU and partitions that "
+            "overlap it cannot be prepared",
             gpu=gpu,
             instance=instance.instance_id,
             uuid=instance.uuid,
@@ -111,8 +152,8 @@ class Leftovers:
         self._report(
             FOREIGN_INSTANCE,
             f"GPU {gpu}: partition {instance.uuid or instance.instance_id} at "
-            f"{instance.start}:{instance.size} belongs to no claim; it is left alone, and claims of "
-            "partitions that overlap it cannot be prepared",
+            f"{instance.start}:{instance.size} belongs to no claim; it is left alone, and claims of the "
+            "whole GPU, or of partitions that overlap it, cannot be prepared",
         )
 
     async def destroy_unowned(self, owner: Callable[[str, GpuInstance], Awaitable[str]]) -> None:
@@ -169,3 +210,15 @@ class Leftovers:
     def _is_idle(self, device: str) -> bool:
         # A claim has its record before it starts a daemon.
         return not any(device in daemons_of(record) for record in self._preparer.claims)
+
+
+def _condition(instances: Sequence[GpuInstance], text: str) -> DeviceHealth:
+    return DeviceHealth(
+        reason=UNMANAGED_PARTITIONS,
+        severity="degraded",
+        message=f"neither the whole device nor these places can be used: {text}",
+        places=tuple(
+            OccupiedPlace(profile_id=i.profile_id, start=i.start, size=i.size)
+            for i in instances[:_MOST_PLACES]
+        ),
+    )

@@ -237,8 +237,13 @@ class Preparer:
 
     async def prepared(self) -> tuple[PreparedClaim, ...]:
         """Return the records of claims that are prepared, or were before a reboot, by any instance."""
-        records = await self._reservations.read(self._now() + self._timing.budget)
-        return tuple(c for c in records if c.standing in (ClaimState.COMPLETED, ClaimState.ENDED))
+        return tuple(
+            c for c in await self.recorded() if c.standing in (ClaimState.COMPLETED, ClaimState.ENDED)
+        )
+
+    async def recorded(self) -> tuple[PreparedClaim, ...]:
+        """Return the records of all claims, also of those that any instance is preparing."""
+        return tuple(await self._reservations.read(self._now() + self._timing.budget))
 
     async def tidy(self) -> None:
         """Do what ``restore`` does, one claim after the other, while calls go on."""

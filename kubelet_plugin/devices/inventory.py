@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -45,7 +45,7 @@ from kubelet_plugin.core.registration import RegistrationState
 from kubelet_plugin.core.signals import Changes
 from kubelet_plugin.devices.activity import ActivityWatch
 from kubelet_plugin.devices.publishing import NodePublisher
-from kubelet_plugin.devices.table import DeviceTable
+from kubelet_plugin.devices.table import UNMANAGED_PARTITIONS, DeviceTable
 
 __all__ = ["DISCOVERED", "MAX_BYTES", "MAX_DEVICES", "InventoryKeeper", "discovery_condition", "fit"]
 
@@ -254,6 +254,8 @@ class InventoryKeeper:
 
     def _wanted_spec(self, stored: Sequence[InventoryDevice]) -> DeviceInventorySpec:
         devices = tuple(d.device for d in self._table.devices)
+        if not self._table.occupied_known:
+            devices = tuple(_still_occupied(devices, stored))
         if not self._table.complete.is_set():
             found = {d.name for d in devices}
             # Whose backend has not answered since the start is not withdrawn because another one has.
@@ -442,6 +444,16 @@ def _unconfirmed(device: InventoryDevice) -> InventoryDevice:
     )
     others = (h for h in device.health if h.reason != health.reason)
     return msgspec.structs.replace(device, health=(*others, health))
+
+
+def _still_occupied(
+    devices: Iterable[InventoryDevice], stored: Iterable[InventoryDevice]
+) -> Iterator[InventoryDevice]:
+    """Yield the devices with the conditions of partitions that no claim held when the agent ended."""
+    before = {d.name: [h for h in d.health if h.reason == UNMANAGED_PARTITIONS] for d in stored}
+    for device in devices:
+        health = before.get(device.name, ())
+        yield msgspec.structs.replace(device, health=(*device.health, *health)) if health else device
 
 
 def _discovery(reports: Sequence[BackendReport]) -> Discovery:

@@ -13,6 +13,7 @@ import msgspec
 import structlog
 
 from dra_driver.api import names
+from dra_driver.api.own.inventory import DeviceHealth
 from dra_driver.api.own.partitions import partition_devices
 from dra_driver.api.resource import DeviceAttribute, DeviceCapacity
 from dra_driver.discovery import BackendReport, LastKnownGood, is_simulated
@@ -27,7 +28,10 @@ from kubelet_plugin.core.signals import Changes
 from kubelet_plugin.devices.looks import Looks
 from kubelet_plugin.gpu.mps import NO_DAEMON, NO_TIME_SLICES, NoDaemons
 
-__all__ = ["DeviceTable"]
+__all__ = ["UNMANAGED_PARTITIONS", "DeviceTable"]
+
+# The reason of the condition of a device with partitions that no claim holds.
+UNMANAGED_PARTITIONS: Final = "UnmanagedPartitions"
 
 _FUNCTIONS: Final = ("gpu", "vf")
 # States of backends that an Event of the Node reports, and its reason.
@@ -52,6 +56,7 @@ class DeviceTable:
         complete: set when every backend has answered once.
         looked: when the looks began that found what there is, a time of the loop's clock; of several, the
             oldest; below 0 before the first.
+        occupied_known: whether it was looked once for partitions that no claim holds.
         released: whether the hardware is released: backends are not asked, and what they found stays.
 
     Args:
@@ -110,6 +115,8 @@ class DeviceTable:
         self._one = asyncio.Lock()
         self._published: Mapping[str, str] = {}
         self._view: Mapping[str, NodeDevice] = {}
+        self._occupied: dict[str, DeviceHealth] = {}
+        self.occupied_known = False
         self.changes = Changes()
         self.complete = asyncio.Event()
         self.looked = -1.0
@@ -208,6 +215,16 @@ class DeviceTable:
                     look.stalled = why
             self._settle({})
 
+    async def occupied(self, conditions: Mapping[str, DeviceHealth | None]) -> None:
+        """Note conditions of devices, by UUID, for partitions that no claim holds; None if there are none."""
+        async with self._one:
+            merged = {**self._occupied, **conditions}
+            self._occupied = {uuid: c for uuid, c in merged.items() if c is not None}
+            known, self.occupied_known = self.occupied_known, True
+            self._settle({})
+            if not known:
+                self.changes.notify()
+
     def _settle(self, away: dict[str, DiscoveredDevice], *, overdue: bool = True) -> None:
         """Take what the looks have found.
 
@@ -223,7 +240,7 @@ class DeviceTable:
         # during the look may have been looked at before, and is seen by the next look.
         away |= {d.device.name: d for d in self._elsewhere()}
         # In one step with the rest: it reads links of sysfs, which no driver can hold up.
-        devices = self._marked(devices | away)
+        devices = {n: self._with_condition(d) for n, d in self._marked(devices | away).items()}
         self._known_at |= dict.fromkeys(away, self._clock.now())
         self.looked = min((look.began for look in self._looks), default=-1.0)
         reports = tuple(look.report for look in self._looks)
@@ -261,6 +278,13 @@ class DeviceTable:
                 device = msgspec.structs.replace(found.device, attributes=attributes)
                 marked[name] = dataclasses.replace(found, device=device)
         return marked
+
+    def _with_condition(self, found: DiscoveredDevice) -> DiscoveredDevice:
+        condition = self._occupied.get(found.uuid)
+        if condition is None or not found.device.partitions:
+            return found
+        health = (*(h for h in found.device.health if h.reason != condition.reason), condition)
+        return dataclasses.replace(found, device=msgspec.structs.replace(found.device, health=health))
 
     async def scan_forever(self, seconds: float) -> None:
         """Scan every so many seconds; sooner while a backend has never answered, or when one comes back."""

@@ -11,6 +11,7 @@ from dra_driver.errors import DraError, PartitionAbsent, PrepareError
 from dra_driver.hardware import GpuInstance
 from dra_driver.ports import GpuControl
 from dra_driver.preparation import (
+    DeviceSetting,
     Holdings,
     PartitionRecord,
     PreparedClaim,
@@ -22,7 +23,7 @@ from dra_driver.preparation import (
 from kubelet_plugin.core.signals import Changes
 from kubelet_plugin.gpu.calls import GpuCalls
 
-__all__ = ["Partitions", "held_partitions"]
+__all__ = ["Partitions", "held_partitions", "is_claimed"]
 
 log = structlog.get_logger(__name__)
 
@@ -43,9 +44,14 @@ class Partitions:
         """Look whether the claim's partitions can be made, and whether those that it looks at are there.
 
         Raises:
-            PrepareError: a place is taken by an instance that this driver did not make.
+            PrepareError: a place, or a part of a GPU that is to be used whole, is taken by an instance that
+                this driver did not make.
             PartitionAbsent: there is no partition to look at.
         """
+        for setting in record.settings:
+            if setting.whole:
+                async with self._calls.alone(setting.uuid):
+                    await self._check_whole(setting)
         for device, partition in held_partitions(record):
             async with self._calls.alone(device.uuid):
                 await self._check_place(device, partition, holdings)
@@ -95,24 +101,42 @@ class Partitions:
         Raises:
             DraError: no GPU can be asked.
         """
-        ours = {(d.uuid, p.start, p.size) for r in records for d, p in held_partitions(r)}
+        held = tuple(records)
         found: list[tuple[str, GpuInstance]] = []
         failed: list[tuple[str, DraError]] = []
         asked = tuple(gpus)
         for gpu in asked:
             try:
-                async with self._calls.alone(gpu):
-                    control = await self._calls.control(gpu)
-                    instances = await self._calls.call(control.instances, gpu) if control is not None else ()
+                instances = await self.existing(gpu)
             except DraError as e:
                 failed.append((gpu, e))
                 continue
-            found += [(gpu, i) for i in instances if (gpu, i.start, i.size) not in ours]
+            found += [(gpu, i) for i in instances if not is_claimed(gpu, i, held)]
         if failed and len(failed) == len(asked):
             raise failed[0][1]
         for gpu, error in failed:
             log.warning("the partitions of a GPU could not be looked for", gpu=gpu, error=str(error))
         return found
+
+    async def existing(self, gpu: str) -> Sequence[GpuInstance]:
+        """Return all instances of the GPU with this UUID; none if it is not here.
+
+        Raises:
+            DraError: the GPU cannot be asked.
+        """
+        async with self._calls.alone(gpu):
+            control = await self._calls.control(gpu)
+            return await self._calls.call(control.instances, gpu) if control is not None else ()
+
+    async def describe(self, gpu: str, instances: Iterable[GpuInstance]) -> str:
+        """Return what the instances are, and how an administrator destroys them, as two clauses.
+
+        Raises:
+            DraError: the GPU cannot be asked.
+        """
+        control = await self._calls.control(gpu)
+        found = tuple(instances)
+        return _unmanaged_text(found, control.removal(gpu, [i.instance_id for i in found]) if control else "")
 
     async def destroy_unmanaged(
         self, gpu: str, instance: GpuInstance, records: Callable[[], Iterable[PreparedClaim]]
@@ -128,9 +152,8 @@ class Partitions:
             DraError: the GPU cannot be asked, or does not let go of it.
         """
         async with self._calls.alone(gpu):
-            held = {(d.uuid, p.start, p.size) for r in records() for d, p in held_partitions(r)}
             control = await self._calls.control(gpu)
-            if control is None or (gpu, instance.start, instance.size) in held:
+            if control is None or is_claimed(gpu, instance, records()):
                 return False
             if instance not in await self._calls.call(control.instances, gpu):
                 return False
@@ -153,12 +176,24 @@ class Partitions:
                 and partition.start < instance.start + instance.size
             )
             if overlaps and instance.start not in ours:
+                # The look at what no claim holds is due: others would be refused for it as well.
+                self._changes.notify()
                 raise PrepareError(
                     f"device {device.device}: its place {partition.start}:{partition.size} on "
-                    f"{partition.gpu} is taken by instance {instance.instance_id} "
-                    f"({instance.uuid or 'half made'}) at {instance.start}:{instance.size}, which this "
-                    "driver did not make"
+                    f"{partition.gpu} is taken: "
+                    f"{_unmanaged_text((instance,), control.removal(device.uuid, [instance.instance_id]))}"
                 )
+
+    async def _check_whole(self, setting: DeviceSetting) -> None:
+        """Refuse a GPU with instances: no claim has one, for it would exclude the use of the whole GPU."""
+        control = await self._calls.needed(setting.device, setting.uuid)
+        instances = await self._calls.call(control.instances, setting.uuid)
+        if instances:
+            self._changes.notify()
+            way = control.removal(setting.uuid, [i.instance_id for i in instances])
+            raise PrepareError(
+                f"device {setting.device}: it cannot be used as a whole: {_unmanaged_text(instances, way)}"
+            )
 
     async def _create(self, device: PreparedDevice, partition: PartitionRecord) -> GpuInstance:
         control = await self._calls.needed(partition.gpu, device.uuid)
@@ -227,6 +262,28 @@ class Partitions:
         place = (partition.profile_id, partition.start, partition.size)
         instances = await self._calls.call(control.instances, device.uuid)
         return next((i for i in instances if (i.profile_id, i.start, i.size) == place), None)
+
+
+def is_claimed(gpu: str, instance: GpuInstance, records: Iterable[PreparedClaim]) -> bool:
+    """Return whether a claim holds the instance, or the place where it is making one.
+
+    A record that a reboot has ended holds nothing: what is there has come since.
+    """
+    place = (gpu, instance.profile_id, instance.start, instance.size)
+    return any(
+        (d.uuid, p.profile_id, p.start, p.size) == place and (not p.uuid or instance.uuid in ("", p.uuid))
+        for r in records
+        if not r.ended
+        for d, p in held_partitions(r)
+    )
+
+
+def _unmanaged_text(instances: Sequence[GpuInstance], way: str) -> str:
+    names = ", ".join(
+        f"{i.uuid or 'a half-made one'} (number {i.instance_id} at {i.start}:{i.size})" for i in instances
+    )
+    what = "partition" if len(instances) == 1 else "partitions"
+    return f"{what} {names}, made by others than this driver; if it is not needed: {way}"
 
 
 def held_partitions(record: PreparedClaim) -> list[tuple[PreparedDevice, PartitionRecord]]:

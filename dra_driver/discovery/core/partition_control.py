@@ -112,6 +112,11 @@ class PartitionsOnly:
                 f"device {gpu}: partition {instance_id} is still there after it was destroyed", retryable=True
             )
 
+    def removal(self, gpu: str, instances: Sequence[int]) -> str:
+        """See ``GpuControl``."""
+        numbers = ", ".join(map(str, instances))
+        return f"destroy {numbers} with the tool that made them" if instances else ""
+
     def _found(self, gpu: str) -> Sequence[GpuInstance] | None:
         """Return the partitions that the maker names; None where the device is not there."""
 

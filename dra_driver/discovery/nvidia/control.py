@@ -225,6 +225,10 @@ class NvmlControl:
         self._patiently(destroy)
         _log.info("MIG instance destroyed", gpu=gpu, instance=instance_id)
 
+    def removal(self, gpu: str, instances: Sequence[int]) -> str:
+        """See ``ports.GpuControl.removal``."""
+        return nvidia_smi.removal(gpu, instances)
+
     def _patiently(self, work: Callable[[], None]) -> None:
         """Try again for a while what a process prevents that may be ending just now."""
         deadline = time.monotonic() + self._patience

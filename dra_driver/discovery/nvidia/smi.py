@@ -1,13 +1,14 @@
-"""Time slices, which NVIDIA's library has no call for: ``nvidia-smi compute-policy``."""
+"""nvidia-smi: time slices, which NVIDIA's library has no call for, and commands for people to run."""
 
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from typing import Final
 
 from dra_driver.errors import PrepareError
 
-__all__ = ["TIMEOUT_SECONDS", "set_time_slice"]
+__all__ = ["TIMEOUT_SECONDS", "removal", "set_time_slice"]
 
 TIMEOUT_SECONDS: Final = 10.0
 _NUMBERS: Final = {"Default": 0, "Short": 1, "Medium": 2, "Long": 3}
@@ -41,3 +42,9 @@ def set_time_slice(nvidia_smi: str, gpu: str, interval: str, *, timeout: float =
     if done.returncode != 0:
         words = " ".join(done.stdout.decode("utf-8", "replace").split())[:_MAX_OUTPUT]
         raise PrepareError(f"{what}: nvidia-smi ended with {done.returncode}: {words or 'no output'}")
+
+
+def removal(gpu: str, instances: Sequence[int]) -> str:
+    """Return how an administrator destroys MIG instances: compute instances first, then those around them."""
+    which = f"-i {gpu} -gi {','.join(map(str, instances))}"
+    return f"nvidia-smi mig {which} -dci; nvidia-smi mig {which} -dgi"

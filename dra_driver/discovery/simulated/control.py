@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dra_driver.cdi import own_nodes
+from dra_driver.discovery.nvidia import smi
 from dra_driver.errors import PrepareError
 from dra_driver.hardware import DiscoveredDevice, GpuInstance
 
@@ -101,6 +102,10 @@ class SimulatedControl:
         """See ``ports.GpuControl.destroy_instance``."""
         places = self._read(gpu).get("instances", [])
         self._write(gpu, instances=[p for p in places if p[1] != instance_id])
+
+    def removal(self, gpu: str, instances: Sequence[int]) -> str:
+        """See ``ports.GpuControl.removal``."""
+        return smi.removal(gpu, instances)
 
     def _instance(self, gpu: str, profile_id: int, start: int, size: int) -> GpuInstance:
         identity = uuid.uuid5(_NAMESPACE, f"{gpu}/{profile_id}/{start}")

@@ -114,6 +114,9 @@ class Control:
             del state.instances[place]
             self._machine.disk.effect(done=True)
 
+    def removal(self, gpu: str, instances: Sequence[int]) -> str:
+        return f"destroy {instances} of {gpu}"
+
     def _instance(self, gpu: str, place: tuple[int, int, int]) -> GpuInstance:
         serial, whole, _ = self._machine.gpus[gpu].instances[place]
         profile, start, size = place

@@ -153,11 +153,12 @@ def test_a_whole_gpu_leaves_mig_mode(tmp_path: Path) -> None:
             control = machine.made
             for name in (GPU, OTHER):
                 control.set_partitioning(machine.uuid(name), True)
-            control.create_instance(machine.uuid(OTHER), 9, 0, 4)
+            made = control.create_instance(machine.uuid(OTHER), 9, 0, 4)
             assert not (await prepare(node, whole))[uid].error
             assert not control.partitioning(machine.uuid(GPU))
             error = (await prepare(node, cut))[cut["metadata"]["uid"]].error
-            assert "MIG mode cannot be turned off: it has instances" in error
+            assert f"device {OTHER}: it cannot be used as a whole: partition {made.uuid} (number 0" in error
+            assert f"nvidia-smi mig -i {machine.uuid(OTHER)} -gi 0 -dgi" in error
             assert not (await unprepare(node, whole))[uid].error
             assert control.partitioning(machine.uuid(GPU))
 
