@@ -223,6 +223,14 @@ class GpuControl(Protocol):
         """Whether sharing daemons can run on these GPUs at all."""
         ...
 
+    @property
+    def makes_in_steps(self) -> bool:
+        """Whether partitions are begun before they are usable, and none outlives a boot of the machine.
+
+        What this driver has made can be proved then. If not, what is at the place of a claim is the claim's.
+        """
+        ...
+
     def has(self, gpu: str) -> bool:
         """Return whether the GPU is there; false if its driver is not loaded.
 
@@ -253,6 +261,14 @@ class GpuControl(Protocol):
 
     def instances(self, gpu: str) -> Sequence[GpuInstance]:
         """Return every partition of the GPU, managed by this driver or not; none if the mode is off."""
+        ...
+
+    def begin_instance(self, gpu: str, profile_id: int, start: int, size: int) -> GpuInstance:
+        """Make the half of a partition on which nothing can run yet; never take one that is there.
+
+        Raises:
+            PrepareError: it cannot be made, and nothing is left of it; or ``makes_in_steps`` is false.
+        """
         ...
 
     def create_instance(self, gpu: str, profile_id: int, start: int, size: int) -> GpuInstance:

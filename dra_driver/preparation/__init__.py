@@ -31,7 +31,14 @@ from dra_driver.preparation.machine import TRANSITIONS, Effect, Event, Transitio
 from dra_driver.preparation.node_device import NodeDevice
 from dra_driver.preparation.partition_nodes import check_nodes
 from dra_driver.preparation.passthrough import EVERY_NAMESPACE, FunctionFacts, PassthroughPolicy, bound
-from dra_driver.preparation.plan import complete, plan, recover, reserving_pods, without_instances
+from dra_driver.preparation.plan import (
+    complete,
+    plan,
+    recover,
+    reserving_pods,
+    with_begun,
+    without_instances,
+)
 from dra_driver.preparation.renewal import check_identity, ended, renewed
 from dra_driver.preparation.usage import (
     NodeProcess,
@@ -92,6 +99,7 @@ __all__ = [
     "spec_file_prefix",
     "transition",
     "uid_of_spec_file",
+    "with_begun",
     "without_absent",
     "without_instances",
 ]

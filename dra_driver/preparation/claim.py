@@ -49,6 +49,8 @@ class PartitionRecord(Wire, frozen=True, kw_only=True):
         uuid: the vendor's identity of the instance; empty until it is made. An instance at this place with
             another identity is not managed by this driver.
         daemon: MPS runs on it, for the claim alone.
+        begun: number of the instance, as the call that began it returned: what proves that it is this
+            driver's before it has an identity, and while the machine is not restarted. None until then.
     """
 
     gpu: str
@@ -58,6 +60,7 @@ class PartitionRecord(Wire, frozen=True, kw_only=True):
     size: int
     uuid: str = ""
     daemon: bool = False
+    begun: int | None = None
 
 
 class FunctionRecord(Wire, frozen=True, kw_only=True):

@@ -35,7 +35,16 @@ from dra_driver.preparation.node_device import NodeDevice
 from dra_driver.preparation.passthrough import PassthroughPolicy
 from dra_driver.preparation.sharing import SharingPlan, device_type, plan_sharing, settings_of
 
-__all__ = ["Grant", "NodeDevice", "complete", "plan", "recover", "reserving_pods", "without_instances"]
+__all__ = [
+    "Grant",
+    "NodeDevice",
+    "complete",
+    "plan",
+    "recover",
+    "reserving_pods",
+    "with_begun",
+    "without_instances",
+]
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 _NAMES_IN_MESSAGE: Final = 8
@@ -180,9 +189,23 @@ def without_instances(record: PreparedClaim, gone: Collection[str]) -> PreparedC
     def struck(device: PreparedDevice) -> PreparedDevice:
         if device.partition is None or device.device not in gone:
             return device
-        return msgspec.structs.replace(device, partition=msgspec.structs.replace(device.partition, uuid=""))
+        partition = msgspec.structs.replace(device.partition, uuid="", begun=None)
+        return msgspec.structs.replace(device, partition=partition)
 
     return msgspec.structs.replace(record, devices=tuple(map(struck, record.devices)))
+
+
+def with_begun(record: PreparedClaim, device: str, instance: int) -> PreparedClaim:
+    """Return the record with the number of an instance that is begun for a device."""
+
+    def noted(found: PreparedDevice) -> PreparedDevice:
+        if found.partition is None or found.device != device or found.admin_access:
+            return found
+        return msgspec.structs.replace(
+            found, partition=msgspec.structs.replace(found.partition, begun=instance)
+        )
+
+    return msgspec.structs.replace(record, devices=tuple(map(noted, record.devices)))
 
 
 def _with_instance(

@@ -7,6 +7,7 @@ and everything else to the hardware.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
@@ -175,7 +176,7 @@ class Effects:
                     await self._backends.unprepare(record)
             case _:
                 if record is not None and record.touches_hardware:
-                    return await self._touch(effect, claim, record)
+                    return await self._touch(effect, claim, record, state, event)
         return record
 
     async def _save(
@@ -214,7 +215,9 @@ class Effects:
         elif await self._specs.verify(record.uid, spec):
             log.warning("the CDI file of a claim was missing or changed; written again", uid=record.uid)
 
-    async def _touch(self, effect: Effect, claim: Reservation, record: PreparedClaim) -> PreparedClaim:
+    async def _touch(
+        self, effect: Effect, claim: Reservation, record: PreparedClaim, state: ClaimState, event: Event
+    ) -> PreparedClaim:
         match effect:
             case Effect.CONFIGURE_DEVICES:
                 # The record is durable, so that other claims of the GPU may leave its settings to this one.
@@ -224,14 +227,15 @@ class Effects:
             case Effect.RESTORE_DEVICES:
                 await self._hardware.restore(record, claim.holdings)
             case Effect.CREATE_PARTITIONS:
-                record = await self._hardware.create_partitions(record)
+                note = functools.partial(self._save, Effect.SAVE, claim, state=state)
+                record = await self._hardware.create_partitions(record, note)
                 # Not where a document is renewed: after devices have exchanged their names, the records of
                 # others may still have the names of before, and each claim would wait for the other.
                 others = () if record.state is ClaimState.COMPLETED else self._held()
                 check_nodes(record, self._devices(), others)
                 return record
             case Effect.DESTROY_PARTITIONS:
-                await self._hardware.destroy_partitions(record)
+                await self._hardware.destroy_partitions(record, rebooted=event is Event.REBOOT)
             case Effect.START_DAEMONS:
                 await self._hardware.start_daemons(record)
             case Effect.STOP_DAEMONS:

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 from dra_driver.errors import DraError, PrepareError
 from dra_driver.ports import GpuControl
 
-__all__ = ["CALL_SECONDS", "GpuCalls"]
+__all__ = ["CALL_SECONDS", "GpuCalls", "NoAnswer"]
 
 _T = TypeVar("_T")
 # Of one call to a GPU; a library that hangs must not use up the time of the kubelet's call.
@@ -32,6 +32,18 @@ _LOCK_SECONDS: Final = 2.0
 _POLL_SECONDS: Final = 0.02
 # The calls that were begun where a GPU is changed alone.
 _BEGUN: ContextVar[list[asyncio.Future[Any]] | None] = ContextVar("begun", default=None)
+
+
+class NoAnswer(PrepareError):
+    """A call that did not come back in time: what it was to do may still be done.
+
+    Attributes:
+        begun: whether the call was made at all.
+    """
+
+    def __init__(self, message: str, *, begun: bool) -> None:
+        super().__init__(message, retryable=True)
+        self.begun = begun
 
 
 class GpuCalls:
@@ -115,7 +127,8 @@ class GpuCalls:
         """Call in a thread.
 
         Raises:
-            PrepareError: it takes too long, one before it hangs, or an administrator has the GPUs.
+            NoAnswer: it takes too long, or one before it hangs.
+            PrepareError: an administrator has the GPUs.
         """
         done: set[asyncio.Future[_T]] = set()
         if self.released:
@@ -123,7 +136,8 @@ class GpuCalls:
         # A backend, its control or the daemons; each call of a bound method makes the method anew.
         called = id(getattr(work, "__self__", None))
         seconds = self._left(self._seconds)
-        if called not in self._stuck.values() and seconds > 0:
+        begun_call = called not in self._stuck.values() and seconds > 0
+        if begun_call:
             executor = self._threads.get(called, self._executor)
             future = asyncio.get_running_loop().run_in_executor(executor, work, *args)
             begun = _BEGUN.get()
@@ -135,11 +149,11 @@ class GpuCalls:
                 hanging.add_done_callback(lambda f: self._stuck.pop(f, None))
         if not done:
             what = f"device {args[0]}: " if args and isinstance(args[0], str) else ""
-            raise PrepareError(
+            raise NoAnswer(
                 f"{what}the GPU or its library does not answer after {seconds:.3g} s"
                 if seconds > 0
                 else f"{what}there is no time left to ask the GPU before the kubelet may call",
-                retryable=True,
+                begun=begun_call,
             )
         return done.pop().result()
 

@@ -6,7 +6,7 @@ when no other claim needs it; what was there before is in the claims' records.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
@@ -62,15 +62,21 @@ class Hardware(Protocol):
         """Return the record without the identities of instances that are gone, or only half there."""
         ...
 
-    async def create_partitions(self, record: PreparedClaim) -> PreparedClaim:
+    async def create_partitions(
+        self, record: PreparedClaim, note: Callable[[PreparedClaim], Awaitable[None]]
+    ) -> PreparedClaim:
         """Make the partitions that are not there; the returned record knows the instances.
 
+        ``note`` writes a record durably: after each instance is begun, before it can be used.
         Those that the claim has admin access to are looked up: ``PartitionAbsent`` if one is not there.
         """
         ...
 
-    async def destroy_partitions(self, record: PreparedClaim) -> None:
-        """Destroy the claim's instances; unmanaged ones are left alone."""
+    async def destroy_partitions(self, record: PreparedClaim, *, rebooted: bool = False) -> None:
+        """Destroy the claim's instances; what is not proved to be this driver's is left alone.
+
+        ``rebooted``: the record is of an earlier boot of the machine.
+        """
         ...
 
     async def start_daemons(self, record: PreparedClaim) -> None:
@@ -159,13 +165,15 @@ class GpuHardware:
         """See ``Hardware``."""
         return await self.partitions.strike(record)
 
-    async def create_partitions(self, record: PreparedClaim) -> PreparedClaim:
+    async def create_partitions(
+        self, record: PreparedClaim, note: Callable[[PreparedClaim], Awaitable[None]]
+    ) -> PreparedClaim:
         """See ``Hardware``."""
-        return await self.partitions.create(record)
+        return await self.partitions.create(record, note)
 
-    async def destroy_partitions(self, record: PreparedClaim) -> None:
+    async def destroy_partitions(self, record: PreparedClaim, *, rebooted: bool = False) -> None:
         """See ``Hardware``."""
-        await self.partitions.destroy(record)
+        await self.partitions.destroy(record, rebooted=rebooted)
 
     async def start_daemons(self, record: PreparedClaim) -> None:
         """See ``Hardware``."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from dra_driver.errors import PrepareError
 from dra_driver.preparation import Holdings, PreparedClaim
 from kubelet_plugin.gpu.bindings import bindings_of
@@ -33,11 +35,13 @@ class NoHardware:
         """See ``Hardware``."""
         return record
 
-    async def create_partitions(self, record: PreparedClaim) -> PreparedClaim:
+    async def create_partitions(
+        self, record: PreparedClaim, note: Callable[[PreparedClaim], Awaitable[None]]
+    ) -> PreparedClaim:
         """See ``Hardware``."""
         return record
 
-    async def destroy_partitions(self, record: PreparedClaim) -> None:
+    async def destroy_partitions(self, record: PreparedClaim, *, rebooted: bool = False) -> None:
         """See ``Hardware``."""
 
     async def start_daemons(self, record: PreparedClaim) -> None:

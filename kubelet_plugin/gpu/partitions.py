@@ -1,8 +1,15 @@
-"""Partitions of GPUs that claims hold: found, made and destroyed; instances of others are left alone."""
+"""Partitions of GPUs that claims hold: found, made and destroyed; instances of others are left alone.
+
+Nothing is destroyed or finished but what is proved to be this driver's (``Partitions._is_proved``). The
+record of a claim is the intent, and the place was free when that was written. A MIG instance is begun first,
+and the number that the call returned is written down before a compute instance makes it usable. So what is
+usable at the place of an interrupted claim without that note is an administrator's, made after the driver
+hung, say.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 import structlog
 
@@ -18,10 +25,11 @@ from dra_driver.preparation import (
     PreparedDevice,
     annotated,
     complete,
+    with_begun,
     without_instances,
 )
 from kubelet_plugin.core.signals import Changes
-from kubelet_plugin.gpu.calls import GpuCalls
+from kubelet_plugin.gpu.calls import GpuCalls, NoAnswer
 
 __all__ = ["Partitions", "held_partitions", "is_claimed"]
 
@@ -39,6 +47,8 @@ class Partitions:
     def __init__(self, calls: GpuCalls, changes: Changes) -> None:
         self._calls = calls
         self._changes = changes
+        # Places at which this process could not begin an instance: UUID of the GPU, profile, start, size.
+        self._failed: set[tuple[str, int, int, int]] = set()
 
     async def look(self, record: PreparedClaim, holdings: Holdings) -> None:
         """Look whether the claim's partitions can be made, and whether those that it looks at are there.
@@ -72,11 +82,17 @@ class Partitions:
                 gone.add(device.device)
         return without_instances(record, gone) if gone else record
 
-    async def create(self, record: PreparedClaim) -> PreparedClaim:
+    async def create(
+        self, record: PreparedClaim, note: Callable[[PreparedClaim], Awaitable[None]]
+    ) -> PreparedClaim:
         """See ``Hardware.create_partitions``."""
         made: dict[str, tuple[str, cdi.ContainerEdits]] = {}
         for device, partition in held_partitions(record):
             async with self._calls.alone(device.uuid):
+                begun = await self._begin(device, partition)
+                if begun is not None:
+                    record = with_begun(record, device.device, begun.instance_id)
+                    await note(record)
                 instance = await self._create(device, partition)
             made[device.device] = (instance.uuid, cdi.ContainerEdits(device_nodes=instance.device_nodes))
         for device, partition in _watched_partitions(record):
@@ -85,11 +101,11 @@ class Partitions:
             made[device.device] = (instance.uuid, cdi.ContainerEdits(device_nodes=instance.device_nodes))
         return annotated(complete(record, made)) if made else record
 
-    async def destroy(self, record: PreparedClaim) -> None:
+    async def destroy(self, record: PreparedClaim, *, rebooted: bool = False) -> None:
         """See ``Hardware.destroy_partitions``."""
         for device, partition in held_partitions(record):
             async with self._calls.alone(device.uuid):
-                await self._destroy(device, partition)
+                await self._destroy(device, partition, rebooted=rebooted)
 
     async def unmanaged(
         self, gpus: Iterable[str], records: Iterable[PreparedClaim]
@@ -195,22 +211,69 @@ class Partitions:
                 f"device {setting.device}: it cannot be used as a whole: {_unmanaged_text(instances, way)}"
             )
 
-    async def _create(self, device: PreparedDevice, partition: PartitionRecord) -> GpuInstance:
+    async def _begin(self, device: PreparedDevice, partition: PartitionRecord) -> GpuInstance | None:
+        """Begin the instance if nothing is at its place; return it.
+
+        Raises:
+            PrepareError: what is there is not this driver's, or it cannot be begun.
+        """
         control = await self._calls.needed(partition.gpu, device.uuid)
-        if partition.uuid:
-            there = await self._at(control, device, partition)
-            if there is not None and there.uuid not in ("", partition.uuid):
-                raise PrepareError(
-                    f"device {device.device}: instance {partition.uuid} is gone, and an unmanaged one "
-                    f"({there.uuid}) is at its place"
-                )
-            if there is not None and there.uuid and there.device_nodes:
-                return there
+        there = await self._at(control, device, partition)
+        if there is not None:
+            if self._is_proved(control, device, partition, there):
+                return None
+            gone = f"instance {partition.uuid} is gone, and " if partition.uuid else ""
+            way = control.removal(device.uuid, [there.instance_id])
+            raise PrepareError(
+                f"device {device.device}: {gone}at its place is {_unmanaged_text((there,), way)}"
+            )
+        if not control.makes_in_steps:
+            return None
+        place = (device.uuid, partition.profile_id, partition.start, partition.size)
+        self._failed.discard(place)
+        try:
+            begun = await self._calls.call(control.begin_instance, *place)
+        except NoAnswer as e:
+            if not e.begun:
+                self._failed.add(place)
+            raise
+        except DraError:
+            # Nothing is left of it. What is at the place afterwards is somebody else's.
+            self._failed.add(place)
+            raise
+        self._changes.notify()
+        return begun
+
+    async def _create(self, device: PreparedDevice, partition: PartitionRecord) -> GpuInstance:
+        """Return the instance, which is begun; make it whole if it is not, or anew where that is one step."""
+        control = await self._calls.needed(partition.gpu, device.uuid)
+        there = await self._at(control, device, partition)
+        if there is not None and there.uuid and there.device_nodes:
+            return there
         instance = await self._calls.call(
             control.create_instance, device.uuid, partition.profile_id, partition.start, partition.size
         )
         self._changes.notify()
         return instance
+
+    def _is_proved(
+        self, control: GpuControl, device: PreparedDevice, partition: PartitionRecord, there: GpuInstance
+    ) -> bool:
+        """Return whether what is at the place of a claim's partition is this driver's.
+
+        * Usable: it has the identity, or the number, that a call of this driver returned.
+        * Half made: nothing can run on it. It is what such a call has left, if none of them came back with an
+          error, and if it has no other number than the one that was returned.
+        * Where partitions are made in one step, nothing more can be known than that a claim was to have it.
+        """
+        if there.uuid and partition.uuid:
+            return there.uuid == partition.uuid
+        if not control.makes_in_steps:
+            return True
+        if there.uuid:
+            return there.instance_id == partition.begun
+        place = (device.uuid, partition.profile_id, partition.start, partition.size)
+        return partition.begun in (None, there.instance_id) and place not in self._failed
 
     async def _existing(self, device: PreparedDevice, partition: PartitionRecord) -> GpuInstance:
         """Return the instance that a claim with admin access looks at, whichever claim has made it.
@@ -228,7 +291,7 @@ class Partitions:
             )
         return there
 
-    async def _destroy(self, device: PreparedDevice, partition: PartitionRecord) -> None:
+    async def _destroy(self, device: PreparedDevice, partition: PartitionRecord, *, rebooted: bool) -> None:
         control = await self._calls.control(device.uuid)
         if control is None and self._calls.is_found(device.uuid):
             # A file that cannot be read for a moment looks like a device that is gone. If it is gone, the
@@ -245,13 +308,16 @@ class Partitions:
         there = await self._at(control, device, partition)
         if there is None:
             return
-        if partition.uuid and there.uuid not in ("", partition.uuid):
+        # Instances of a profile at a place have the same identity each time, so that it proves nothing then.
+        ended = rebooted and control.makes_in_steps
+        if ended or not self._is_proved(control, device, partition, there):
             log.warning(
-                "an instance of a claim was replaced by an unmanaged one, which is left alone",
+                "an instance at the place of a claim is not proved to be this driver's; it is left alone",
                 device=device.device,
-                expected=partition.uuid,
-                found=there.uuid,
+                expected=partition.uuid or partition.begun,
+                found=there.uuid or there.instance_id,
             )
+            self._changes.notify()
             return
         await self._calls.call(control.destroy_instance, device.uuid, there.instance_id)
         self._changes.notify()
@@ -265,15 +331,11 @@ class Partitions:
 
 
 def is_claimed(gpu: str, instance: GpuInstance, records: Iterable[PreparedClaim]) -> bool:
-    """Return whether a claim holds the instance, or the place where it is making one.
-
-    A record that a reboot has ended holds nothing: what is there has come since.
-    """
+    """Return whether a claim holds the instance, or the place where it is making one."""
     place = (gpu, instance.profile_id, instance.start, instance.size)
     return any(
         (d.uuid, p.profile_id, p.start, p.size) == place and (not p.uuid or instance.uuid in ("", p.uuid))
         for r in records
-        if not r.ended
         for d, p in held_partitions(r)
     )
 

@@ -58,7 +58,8 @@ class Faults:
         for kind, names in (
             (SimulatedBackend, ("discover", "sample")),
             (SimulatedControl, ("has", "compute_mode", "set_compute_mode", "set_time_slice", "partitioning",
-                                "set_partitioning", "instances", "create_instance", "destroy_instance")),
+                                "set_partitioning", "instances", "begin_instance", "create_instance",
+                                "destroy_instance")),
         ):  # fmt: skip
             for name in names:
                 setattr(kind, name, self._hanging(getattr(kind, name)))

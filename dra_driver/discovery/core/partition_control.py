@@ -45,6 +45,11 @@ class PartitionsOnly:
         """See ``GpuControl``."""
         return False
 
+    @property
+    def makes_in_steps(self) -> bool:
+        """See ``GpuControl``. A maker returns what is complete, and says nothing of reboots."""
+        return False
+
     def has(self, gpu: str) -> bool:
         """See ``GpuControl``."""
         return self._found(gpu) is not None
@@ -74,6 +79,10 @@ class PartitionsOnly:
         if found is None:
             raise PrepareError(f"device {gpu} is not there", retryable=True)
         return found
+
+    def begin_instance(self, gpu: str, profile_id: int, start: int, size: int) -> GpuInstance:
+        """See ``GpuControl``."""
+        raise PrepareError(f"device {gpu}: its partitions are made in one step")
 
     def create_instance(self, gpu: str, profile_id: int, start: int, size: int) -> GpuInstance:
         """See ``GpuControl``."""

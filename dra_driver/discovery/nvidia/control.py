@@ -102,6 +102,11 @@ class NvmlControl:
         """True: MPS."""
         return True
 
+    @property
+    def makes_in_steps(self) -> bool:
+        """True: a GPU instance, then the compute instance in it; neither outlives a boot or a reset."""
+        return True
+
     def has(self, gpu: str) -> bool:
         """See ``ports.GpuControl.has``.
 
@@ -185,6 +190,20 @@ class NvmlControl:
             ]
             return sorted(found, key=lambda i: (i.start, i.instance_id))
 
+    def begin_instance(self, gpu: str, profile_id: int, start: int, size: int) -> GpuInstance:
+        """See ``ports.GpuControl.begin_instance``."""
+        what = f"MIG instance of profile {profile_id} at {start}:{size} cannot be made"
+        with self._gpu(gpu, what) as handle:
+            instance = _new_gpu_instance(handle, profile_id, start, size)
+            try:
+                begun = self._describe(handle, instance)
+            except pynvml.NVMLError:
+                with contextlib.suppress(pynvml.NVMLError):
+                    pynvml.nvmlGpuInstanceDestroy(instance)
+                raise
+        _log.info("MIG instance begun", gpu=gpu, instance=begun.instance_id, start=start, size=size)
+        return begun
+
     def create_instance(self, gpu: str, profile_id: int, start: int, size: int) -> GpuInstance:
         """See ``ports.GpuControl.create_instance``."""
         what = f"MIG instance of profile {profile_id} at {start}:{size} cannot be made"
@@ -198,10 +217,7 @@ class NvmlControl:
                 None,
             )
             if instance is None:
-                place = pynvml.c_nvmlGpuInstancePlacement_t(start, size)
-                instance = pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(
-                    handle, profile_id, ctypes.byref(place)
-                )
+                instance = _new_gpu_instance(handle, profile_id, start, size)
                 _log.info("MIG instance made", gpu=gpu, profile=profile_id, start=start, size=size)
             if not _compute_instances(instance):
                 slices = next(p.sliceCount for p in _profiles(handle) if p.id == profile_id)
@@ -388,6 +404,11 @@ def _either_version(call: Callable[..., _T], *args: object) -> _T:
         ):
             raise
         return call(*args, version=1)
+
+
+def _new_gpu_instance(handle: Any, profile_id: int, start: int, size: int) -> Any:
+    place = pynvml.c_nvmlGpuInstancePlacement_t(start, size)
+    return pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(handle, profile_id, ctypes.byref(place))
 
 
 def _gpu_instances(handle: Any, profile_id: int) -> list[Any]:

@@ -51,6 +51,11 @@ class SimulatedControl:
         """Whether sharing daemons can run: only simulated ones, a real one would find no GPU."""
         return self._daemons
 
+    @property
+    def makes_in_steps(self) -> bool:
+        """True, as of MIG."""
+        return True
+
     def has(self, gpu: str) -> bool:
         """See ``ports.GpuControl.has``."""
         return gpu in self._devices()
@@ -84,30 +89,42 @@ class SimulatedControl:
         found = [self._instance(gpu, *place) for place in self._read(gpu).get("instances", [])]
         return sorted(found, key=lambda i: i.start)
 
-    def create_instance(self, gpu: str, profile_id: int, start: int, size: int) -> GpuInstance:
-        """See ``ports.GpuControl.create_instance``."""
+    def begin_instance(self, gpu: str, profile_id: int, start: int, size: int) -> GpuInstance:
+        """See ``ports.GpuControl.begin_instance``."""
         what = f"GPU {gpu}: instance of profile {profile_id} at {start}:{size}"
         if not self.partitioning(gpu):
             raise PrepareError(f"{what}: MIG mode is off")
         if (profile_id, start, size) not in self._profiles(gpu):
             raise PrepareError(f"{what}: there is no such place")
         places = [list(p) for p in self._read(gpu).get("instances", [])]
-        if [profile_id, start, size] not in places:
-            if any(start < s + n and s < start + size for _, s, n in places):
-                raise PrepareError(f"{what}: the place is taken")
-            self._write(gpu, instances=[*places, [profile_id, start, size]])
+        if any(start < s + n and s < start + size for _, s, n in places):
+            raise PrepareError(f"{what}: the place is taken")
+        place = [profile_id, start, size]
+        self._write(gpu, instances=[*places, place], half=[*self._half(gpu), place])
+        return self._instance(gpu, profile_id, start, size)
+
+    def create_instance(self, gpu: str, profile_id: int, start: int, size: int) -> GpuInstance:
+        """See ``ports.GpuControl.create_instance``."""
+        place = [profile_id, start, size]
+        if place not in self._read(gpu).get("instances", []):
+            self.begin_instance(gpu, profile_id, start, size)
+        if place in self._half(gpu):
+            self._write(gpu, half=[p for p in self._half(gpu) if p != place])
         return self._instance(gpu, profile_id, start, size)
 
     def destroy_instance(self, gpu: str, instance_id: int) -> None:
         """See ``ports.GpuControl.destroy_instance``."""
         places = self._read(gpu).get("instances", [])
-        self._write(gpu, instances=[p for p in places if p[1] != instance_id])
+        half = [p for p in self._half(gpu) if p[1] != instance_id]
+        self._write(gpu, instances=[p for p in places if p[1] != instance_id], half=half)
 
     def removal(self, gpu: str, instances: Sequence[int]) -> str:
         """See ``ports.GpuControl.removal``."""
         return smi.removal(gpu, instances)
 
     def _instance(self, gpu: str, profile_id: int, start: int, size: int) -> GpuInstance:
+        if [profile_id, start, size] in self._half(gpu):
+            return GpuInstance(instance_id=start, profile_id=profile_id, start=start, size=size)
         identity = uuid.uuid5(_NAMESPACE, f"{gpu}/{profile_id}/{start}")
         device = self._devices()[gpu]
         return GpuInstance(
@@ -122,6 +139,10 @@ class SimulatedControl:
     def _profiles(self, gpu: str) -> set[tuple[int, int, int]]:
         partitions = self._devices()[gpu].device.partitions
         return {(p.profile_id, place.start, place.size) for p in partitions for place in p.placements}
+
+    def _half(self, gpu: str) -> list[list[int]]:
+        """Return the places of instances that are half made."""
+        return list(self._read(gpu).get("half", []))
 
     def _read(self, gpu: str) -> dict[str, Any]:
         return self._all().get(gpu, {})

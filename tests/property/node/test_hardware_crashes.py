@@ -20,6 +20,7 @@ from node_agent import DRIVER, NODE, claim
 from dra_driver.api.meta import PoolName
 from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.errors import PrepareError
+from dra_driver.hardware import GpuInstance
 from dra_driver.preparation import Checkpoint, ClaimState, NodeDevice, PartitionRecord
 from kubelet_plugin.claims.planning import ClaimReference, Timing
 from kubelet_plugin.claims.preparer import Preparer
@@ -107,7 +108,7 @@ class Scenario:
         self.machine = machine(disk)
         self.executor = ThreadPoolExecutor(1)
 
-    def preparer(self) -> Preparer:
+    def preparer(self, control: type[Control] = Control) -> Preparer:
         kube = FakeClient()
         for body in CLAIMS:
             kube.put(RESOURCE_CLAIMS, body)
@@ -118,7 +119,7 @@ class Scenario:
             reservations=DeviceReservations(DiskCheckpoints(self.disk)),
             specs=DiskSpecs(self.disk),
             devices=lambda: DEVICES,
-            hardware=GpuHardware([Control(self.machine)], MachineDaemons(self.machine), self.executor),
+            hardware=GpuHardware([control(self.machine)], MachineDaemons(self.machine), self.executor),
             timing=Timing(budget=5.0, patience=0.0),
         )
 
@@ -243,7 +244,9 @@ def test_a_full_life() -> None:
     assert answers[:2] == [["gpu-0-mig-a-0"], ["gpu-0-mig-a-4"]]
     assert "gpu-0-mig-b-4 is held by another claim" in str(answers[2])
     assert "gpu-1 is held under MPS by another claim" in str(answers[5])
-    assert "taken by instance 1000 (MIG-1000) at 0:2, which this driver did not make" in str(answers[7])
+    assert "is taken: partition MIG-1000 (number 1000 at 0:2), made by others than this driver" in str(
+        answers[7]
+    )
     assert answers[12] == ["gpu-0-mig-b-4", "gpu-0-mig-b-6"]
     assert answers[13] == ["gpu-0-mig-b-2"]
     assert answers[18] == ["gpu-1"]
@@ -274,3 +277,124 @@ def test_instances_that_are_made_again_are_known_whatever_happens_meanwhile() ->
             assert answers == expected
             assert world.machine.state() == calm.machine.state()
             assert (world.disk.claims(), world.disk.specs) == ({}, {})
+
+
+PLACE = (9, 0, 4)
+ADMINISTRATOR = 2000
+
+
+def administrator(gpu: Gpu, *, whole: bool = True) -> None:
+    """Makes an instance at the place of the first claim, in place of what is there."""
+    gpu.instances[PLACE] = (ADMINISTRATOR, whole, "administrator")
+    gpu.mig = True
+
+
+def test_what_is_made_at_the_place_of_an_interrupted_claim_is_kept() -> None:
+    """The agent dies at any effect of a prepare, while the driver hangs, say; then somebody uses the GPU."""
+    calm, _ = play([("prepare", 0)])
+    assert calm.disk.effects > 6
+    kept = 0
+    for effect in range(calm.disk.effects):
+        for after in (False, True):
+            world = Scenario(Disk(trouble_at=effect, after=after))
+
+            async def life(world: Scenario = world) -> bool:
+                first = world.preparer()
+                await first.restore()
+                try:
+                    await world.call(first, ("prepare", 0))
+                except Crash:
+                    gpu = world.machine.gpus["U-gpu-0"]
+                    administrator(gpu)
+                    await world.preparer().restore()
+                    completed = any(
+                        r.state is ClaimState.COMPLETED for r in Checkpoint.decode(world.disk.checkpoint)
+                    )
+                    assert completed or gpu.instances == {PLACE: (ADMINISTRATOR, True, "administrator")}
+                    return not completed
+                return False
+
+            try:
+                kept += asyncio.run(life())
+            finally:
+                world.executor.shutdown()
+    assert kept > 6
+
+
+def test_what_has_replaced_the_instance_of_a_claim_is_kept() -> None:
+    world = Scenario(Disk())
+
+    async def life() -> None:
+        agent = world.preparer()
+        await agent.restore()
+        assert await world.call(agent, ("prepare", 0)) == ["gpu-0-mig-a-0"]
+        administrator(world.machine.gpus["U-gpu-0"])
+        assert "gone, and at its place is partition MIG-2000" in str(await world.call(agent, ("prepare", 0)))
+        hardware = GpuHardware([Control(world.machine)], MachineDaemons(world.machine), world.executor)
+        ((gpu, instance),) = await hardware.partitions.unmanaged(["U-gpu-0"], agent.claims)
+        assert (gpu, instance.uuid) == ("U-gpu-0", "MIG-2000")
+        await world.call(agent, ("unprepare", 0))
+        assert world.machine.gpus["U-gpu-0"].instances == {PLACE: (ADMINISTRATOR, True, "administrator")}
+
+    try:
+        asyncio.run(life())
+    finally:
+        world.executor.shutdown()
+
+
+class Raced(Control):
+    """An administrator is faster: the place was free when the agent looked."""
+
+    whole = True
+
+    def begin_instance(self, gpu: str, profile_id: int, start: int, size: int) -> GpuInstance:
+        administrator(self._machine.gpus[gpu], whole=self.whole)
+        return super().begin_instance(gpu, profile_id, start, size)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_made_a_creation_fail_is_kept(whole: bool) -> None:
+    world = Scenario(Disk())
+
+    class Faster(Raced):
+        pass
+
+    Faster.whole = whole
+
+    async def life() -> None:
+        agent = world.preparer(Faster)
+        await agent.restore()
+        assert "the place is taken" in str(await world.call(agent, ("prepare", 0)))
+        assert world.machine.gpus["U-gpu-0"].instances == {PLACE: (ADMINISTRATOR, whole, "administrator")}
+        assert not list(Checkpoint.decode(world.disk.checkpoint))
+
+    try:
+        asyncio.run(life())
+    finally:
+        world.executor.shutdown()
+
+
+def test_the_number_of_an_instance_is_durable_before_the_instance_can_be_used() -> None:
+    """Without it a crash after the instance is whole would leave it to nobody."""
+    world = Scenario(Disk())
+    begun: list[int | None] = []
+
+    class Observed(Control):
+        def create_instance(self, gpu: str, profile_id: int, start: int, size: int) -> GpuInstance:
+            (record,) = Checkpoint.decode(world.disk.checkpoint)
+            partition = record.devices[0].partition
+            assert partition is not None
+            begun.append(partition.begun)
+            assert self.instances(gpu)[0].uuid == ""
+            return super().create_instance(gpu, profile_id, start, size)
+
+    async def life() -> None:
+        agent = world.preparer(Observed)
+        await agent.restore()
+        assert await world.call(agent, ("prepare", 0)) == ["gpu-0-mig-a-0"]
+
+    try:
+        asyncio.run(life())
+    finally:
+        world.executor.shutdown()
+    assert begun == [1]

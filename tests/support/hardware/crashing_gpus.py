@@ -47,6 +47,7 @@ class Control:
 
     vendor = "nvidia"
     runs_daemons = True
+    makes_in_steps = True
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -81,18 +82,23 @@ class Control:
     def instances(self, gpu: str) -> Sequence[GpuInstance]:
         return [self._instance(gpu, place) for place in sorted(self._machine.gpus[gpu].instances)]
 
-    def create_instance(self, gpu: str, profile_id: int, start: int, size: int) -> GpuInstance:
-        """In two steps, as hardware does it: a crash between them leaves half an instance."""
+    def begin_instance(self, gpu: str, profile_id: int, start: int, size: int) -> GpuInstance:
         state, place = self._machine.gpus[gpu], (profile_id, start, size)
         if not state.mig:
             raise PrepareError("MIG mode is off")
+        if any(start < s + n and s < start + size for _, s, n in state.instances):
+            raise PrepareError("the place is taken")
+        self._machine.disk.effect(done=False)
+        self._machine.serial += 1
+        state.instances[place] = (self._machine.serial, False, "driver")
+        self._machine.disk.effect(done=True)
+        return self._instance(gpu, place)
+
+    def create_instance(self, gpu: str, profile_id: int, start: int, size: int) -> GpuInstance:
+        """In two steps, as hardware does it: a crash between them leaves half an instance."""
+        state, place = self._machine.gpus[gpu], (profile_id, start, size)
         if place not in state.instances:
-            if any(start < s + n and s < start + size for _, s, n in state.instances):
-                raise PrepareError("the place is taken")
-            self._machine.disk.effect(done=False)
-            self._machine.serial += 1
-            state.instances[place] = (self._machine.serial, False, "driver")
-            self._machine.disk.effect(done=True)
+            self.begin_instance(gpu, profile_id, start, size)
         serial, whole, maker = state.instances[place]
         if not whole:
             self._machine.disk.effect(done=False)

@@ -138,6 +138,23 @@ def test_half_an_instance_is_finished(node: Node) -> None:
     assert made[0]["uuid"].endswith("77")
 
 
+def test_an_instance_is_begun_and_finished_and_never_one_that_is_there(node: Node) -> None:
+    _, begun, listed, again, made, taken = node.ask(
+        ("set_partitioning", H100, True),
+        ("begin_instance", H100, 9, 4, 4),
+        ("instances", H100),
+        ("begin_instance", H100, 9, 4, 4),
+        ("create_instance", H100, 9, 4, 4),
+        ("begin_instance", H100, 9, 4, 4),
+    )
+    assert begun == listed
+    assert (begun[0]["uuid"], begun[0]["device_nodes"]) == ("", [])
+    assert made[0]["instance_id"] == begun[0]["instance_id"]
+    assert made[0]["uuid"].startswith("MIG-")
+    for refused in (again, taken):
+        assert "MIG instance of profile 9 at 4:4 cannot be made" in refused["error"]
+
+
 def test_an_occupied_place(node: Node) -> None:
     *_, refused = node.ask(
         ("set_partitioning", H100, True),

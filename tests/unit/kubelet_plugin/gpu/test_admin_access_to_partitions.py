@@ -137,6 +137,9 @@ def test_a_reboot_leaves_the_partition_to_its_tenant(tmp_path: Path) -> None:
         async with running(tmp_path, world.kube, backend=world.machine, settings=settings) as node:
             assert await errors(node, world.tenant, world.admin) == ["", ""]
         boot.write_text("two")
+        gpu = world.machine.uuid(GPU)
+        for instance in world.machine.made.instances(gpu):  # none outlives a boot
+            world.machine.made.destroy_instance(gpu, instance.instance_id)
         more: dict[str, Any] = {"backend": world.machine, "settings": settings}
         async with running(tmp_path, world.kube, timing=IMPATIENT, **more) as node:
             (error,) = await errors(node, world.admin)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -190,11 +191,44 @@ def test_what_is_at_the_place_of_a_claim_that_a_reboot_ended_is_not_its(tmp_path
         async with agent(tmp_path, state, kube, settings=settings) as node:
             assert not (await prepare(node, body))[body["metadata"]["uid"]].error
         boot.write_text("two\n")
+        # Somebody makes the same partition after the boot: it has the same identity.
         async with agent(tmp_path, state, kube, settings=settings) as node:
-            control(node).destroy_instance(uuid_of(node, GPU), 0)
-            await eventually(lambda: node.plugin._table.occupied_known)
-            assert not published(kube)
-            make(node, GPU)
             await eventually(lambda: published(kube).keys() == {GPU})
+            assert len(control(node).instances(uuid_of(node, GPU))) == 1
+            assert not (await unprepare(node, body))[body["metadata"]["uid"]].error
+            assert len(control(node).instances(uuid_of(node, GPU))) == 1
 
     asyncio.run(life())
+
+
+def test_what_a_hanging_call_begins_too_late_is_destroyed_and_what_others_make_is_not(
+    tmp_path: Path, state: Path
+) -> None:
+    async def life(*, late: bool) -> list[str]:
+        kube, held = FakeClient(), threading.Event()
+        body = add_claim(kube, claim("one", f"{GPU}-mig-3g-40gb-0"))
+        async with agent(tmp_path, state, kube) as node:
+            node.plugin._setup.hardware.calls._seconds = 0.3
+            begin = control(node).begin_instance
+
+            def hanging(*args: Any) -> Any:
+                assert held.wait(30)
+                if not late:
+                    raise PrepareError("the driver was loaded anew")
+                return begin(*args)
+
+            control(node).begin_instance = hanging
+            gpu = uuid_of(node, GPU)
+            assert "does not answer" in (await prepare(node, body))[body["metadata"]["uid"]].error
+            if not late:
+                begin(gpu, 9, 0, 4)
+                control(node).create_instance(gpu, 9, 0, 4)
+            held.set()
+            await eventually(lambda: len(control(node).instances(gpu)) == 1)
+            del control(node).begin_instance
+            await eventually(lambda: not node.plugin._setup.hardware.calls._stuck)
+            assert not (await unprepare(node, body))[body["metadata"]["uid"]].error
+            return [i.uuid for i in control(node).instances(gpu)]
+
+    assert asyncio.run(life(late=True)) == []
+    assert len(asyncio.run(life(late=False))) == 1
