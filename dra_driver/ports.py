@@ -300,7 +300,7 @@ class Daemons(Protocol):
         ...
 
     def stop(self, device: str) -> None:
-        """End the daemon and remove its directory; success where there is none.
+        """End the daemon and put its directory aside; success where there is none.
 
         Raises:
             PrepareError: it does not end.
@@ -309,6 +309,14 @@ class Daemons(Protocol):
 
     def present(self) -> Sequence[str]:
         """Return the devices that have a daemon or what is left of one."""
+        ...
+
+    def sweep(self) -> bool:
+        """Remove some of what ended daemons left; return whether there is more.
+
+        Raises:
+            OSError: it cannot be looked at.
+        """
         ...
 
 

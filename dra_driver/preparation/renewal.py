@@ -20,7 +20,7 @@ from dra_driver.preparation.files.document import documented
 from dra_driver.preparation.files.metadata import CONTAINER_DIRECTORY
 from dra_driver.preparation.node_device import NodeDevice
 from dra_driver.preparation.plan import complete
-from dra_driver.preparation.sharing import MPS_PIPES
+from dra_driver.preparation.sharing import MPS_PIPES, read_only_pipes
 
 __all__ = ["check_identity", "ended", "renewed"]
 
@@ -55,7 +55,7 @@ def renewed(driver: str, record: PreparedClaim, devices: Mapping[str, NodeDevice
     found, edits = [], []
     for device in record.devices:
         held = before.get(_cdi_name(device), cdi.ContainerEdits())
-        own = device.own if device.own is not None else _own(device, held)
+        own = read_only_pipes(device.own if device.own is not None else _own(device, held))
         now = _now(device, devices)
         if now is None:
             raise PrepareError(f"device {device.device} is not on this node now", retryable=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+import msgspec
+
 from dra_driver import cdi
 from dra_driver.api.own.parameters import (
     DEFAULT_SHARE,
@@ -18,12 +20,14 @@ from dra_driver.errors import PrepareError
 from dra_driver.preparation.claim import DeviceSetting
 from dra_driver.preparation.node_device import NodeDevice
 
-__all__ = ["MPS_PIPES", "SharingPlan", "device_type", "plan_sharing", "settings_of"]
+__all__ = ["MPS_PIPES", "SharingPlan", "device_type", "plan_sharing", "read_only_pipes", "settings_of"]
 
 # Where a container finds the pipes of the daemon; the daemon's own shared memory goes with them.
 MPS_PIPES: Final = "/var/run/dra-driver/mps"
 _MIB: Final = 1 << 20
-_OPTIONS: Final = ("rw", "nosuid", "nodev", "rbind", "rprivate")
+# Clients connect to the sockets of the daemon; whoever could write there could put others in their place.
+_PIPE_OPTIONS: Final = ("ro", "nosuid", "nodev", "noexec", "rbind", "rprivate")
+_MEMORY_OPTIONS: Final = ("rw", "nosuid", "nodev", "noexec", "rbind", "rprivate")
 
 
 class SharingPlan:
@@ -160,13 +164,28 @@ def _mps(
     if parameters.thread_percentage is not None:
         env.append(f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={parameters.thread_percentage}")
     mounts = (
-        cdi.Mount(host_path=f"{device.mps_directory}/pipe", container_path=MPS_PIPES, options=_OPTIONS),
-        cdi.Mount(host_path=f"{device.mps_directory}/shm", container_path="/dev/shm", options=_OPTIONS),  # noqa: S108
+        cdi.Mount(host_path=f"{device.mps_directory}/pipe", container_path=MPS_PIPES, options=_PIPE_OPTIONS),
+        cdi.Mount(
+            host_path=f"{device.mps_directory}/shm",
+            container_path="/dev/shm",  # noqa: S108
+            options=_MEMORY_OPTIONS,
+        ),
     )
     return SharingPlan(
         _whole(device, daemon=True),
         cdi.ContainerEdits(env=tuple(env), mounts=mounts),
         enforced=("mps" if limits else "none") if kind is DeviceType.SHARE else "",
+    )
+
+
+def read_only_pipes(edits: cdi.ContainerEdits) -> cdi.ContainerEdits:
+    """Return what a container gets, with pipes of MPS read-only: earlier versions let it write there."""
+    return msgspec.structs.replace(
+        edits,
+        mounts=tuple(
+            msgspec.structs.replace(m, options=_PIPE_OPTIONS) if m.container_path == MPS_PIPES else m
+            for m in edits.mounts
+        ),
     )
 
 

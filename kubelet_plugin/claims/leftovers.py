@@ -32,6 +32,10 @@ _MOST_PLACES: Final = 64
 
 log = structlog.get_logger(__name__)
 
+# Steps of one round: some hundred thousand files.
+_SWEEPS: Final = 200
+_SWEEP_PAUSE_SECONDS: Final = 0.05
+
 
 class Leftovers:
     """The look at what no claim holds, beside the kubelet's calls.
@@ -74,6 +78,7 @@ class Leftovers:
             before = self._seen
             try:
                 await self.look()
+                await self._sweep()
             except (DraError, OSError) as e:
                 log.warning("leftovers on the GPUs could not be looked for", error=str(e))
             await asyncio.sleep(every if self._seen <= before else min(every, confirm))
@@ -139,6 +144,13 @@ class Leftovers:
         self.unmanaged = len(confirmed & instances.keys())
         for _, device in confirmed & daemons:
             await self._end_daemon(device)
+
+    async def _sweep(self) -> None:
+        """Remove what containers wrote for ended daemons, in steps; the next round goes on."""
+        for _ in range(_SWEEPS if self._leads() else 0):
+            if not await self._hardware.sweep_daemons():
+                return
+            await asyncio.sleep(_SWEEP_PAUSE_SECONDS)
 
     def _report_unmanaged(self, gpu: str, instance: GpuInstance) -> None:
         log.warning(

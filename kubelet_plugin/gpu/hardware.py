@@ -243,6 +243,15 @@ class GpuHardware:
             if still_idle():
                 await self.calls.call(self._daemons.stop, device)
 
+    async def sweep_daemons(self) -> bool:
+        """Remove some of what ended daemons left; return whether there is more.
+
+        Raises:
+            DraError: the daemons are not to be touched now.
+            OSError: nothing can be looked at.
+        """
+        return await self.calls.call(self._daemons.sweep)
+
     # --- settings -------------------------------------------------------------------------------------------
 
     async def _looked(self, setting: DeviceSetting, others: Sequence[DeviceSetting]) -> DeviceSetting:

@@ -1,8 +1,9 @@
 """MPS control daemons: one for each shared GPU, in a directory of its own, outliving the plugin.
 
-``<state>/mps/<device>/`` holds ``pipe`` (sockets, for clients), ``log`` and ``shm`` (what the daemon and its
-clients have as ``/dev/shm``). Whether a daemon runs is asked of the daemon itself, through its pipe, never of
-a process table, so that a restarted plugin finds the daemons of the one before.
+``<state>/mps/<device>/`` holds ``pipe`` (sockets; containers have it read-only), ``log`` and ``shm`` (what
+the daemon and its clients have as ``/dev/shm``). The last two are file systems in memory with a limit. Which
+process the daemon is, the kernel says (``mps_processes``), so that a restarted plugin finds the daemons of
+the one before.
 """
 
 from __future__ import annotations
@@ -12,20 +13,26 @@ import enum
 import os
 import re
 import shutil
+import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import structlog
 
+from dra_driver.discovery.core.host import shared_folders
 from dra_driver.errors import PrepareError
+from kubelet_plugin.core import files
+from kubelet_plugin.gpu import mps_processes
+from kubelet_plugin.gpu.mps_processes import Process
 
 __all__ = [
     "NO_DAEMON",
     "NO_TIME_SLICES",
+    "SHARED_MEMORY_BYTES",
     "Launcher",
     "MpsDaemons",
     "NoDaemons",
@@ -37,7 +44,19 @@ log = structlog.get_logger(__name__)
 _LABEL: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 # sockaddr_un has 108 bytes, the last one is NUL.
 _MAX_PIPE_PATH: Final = 107
-_PROBE: Final = "get_default_active_thread_percentage"
+# Of a daemon and its servers to end by themselves, before they are killed.
+_GRACE_SECONDS: Final = 3.0
+SHARED_MEMORY_BYTES: Final = 8 << 30
+_SHARED_MEMORY_INODES: Final = 1 << 16
+_LOG_BYTES: Final = 16 << 20
+_LOG_INODES: Final = 64
+_SHOWN_LOG_BYTES: Final = 300
+# Removed at a time of what plain directories held: about a tenth of a second.
+_SWEPT_ENTRIES: Final = 2000
+# The directory was made by a version that lets containers only read the pipes.
+_READ_ONLY: Final = "read-only"
+# The processes that are being ended, for an agent that is killed meanwhile.
+_ENDING: Final = "ending"
 
 
 # Why a device has none of these, as clauses of an error.
@@ -74,6 +93,10 @@ class NoDaemons:
         """See ``ports.Daemons``."""
         return ()
 
+    def sweep(self) -> bool:
+        """See ``ports.Daemons``."""
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class Command:
@@ -106,6 +129,7 @@ def daemon_command(
                 f"--unit={_unit(device)}",
                 f"--description=MPS for {device}",
                 f"--property=BindPaths={folder / 'shm'}:/dev/shm",
+                f"--property=TimeoutStopSec={_GRACE_SECONDS:g}",
                 *settings,
                 control,
                 "-f",
@@ -133,7 +157,8 @@ class MpsDaemons:
         control: ``nvidia-cuda-mps-control``, a path or a name to be found in PATH.
         launcher: what keeps the daemons running.
         root: whether a daemon may get a mount namespace; if None, whether we are root.
-        ready_seconds: how long a daemon may take to answer.
+        shared_memory: that all clients of a daemon may use together as ``/dev/shm``, in bytes.
+        ready_seconds: how long a daemon may take to be ready, and to end.
         pause: between two questions.
     """
 
@@ -144,6 +169,7 @@ class MpsDaemons:
         control: str = "nvidia-cuda-mps-control",
         launcher: Launcher = Launcher.AUTO,
         root: bool | None = None,
+        shared_memory: int = SHARED_MEMORY_BYTES,
         ready_seconds: float = 10.0,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -151,8 +177,11 @@ class MpsDaemons:
         self._control = control
         self._launcher = _choose(launcher)
         self._is_root = os.geteuid() == 0 if root is None else root
+        self._shared_memory = shared_memory
         self._ready_seconds = ready_seconds
         self._pause = pause
+        # Control daemons that were ready when they were looked at last; a look at one of them is cheap.
+        self._ready: dict[str, Process] = {}
 
     def directory(self, device: str) -> str:
         """See ``ports.Daemons``."""
@@ -164,44 +193,42 @@ class MpsDaemons:
     def start(self, device: str, gpu: str) -> None:
         """See ``ports.Daemons``."""
         folder = self._folder(device)
-        if self._answers(folder):
+        known = self._ready.get(device)
+        if known is not None and mps_processes.is_running(known):
             return
-        if not shutil.which(self._control):
-            raise PrepareError(
-                f"device {device}: the MPS daemon cannot be started: there is no {self._control} "
-                "(--mps-control)"
-            )
-        for name, mode in (("pipe", 0o755), ("log", 0o700), ("shm", 0o1777)):
-            (folder / name).mkdir(parents=True, exist_ok=True)
-            (folder / name).chmod(mode)
-        command = daemon_command(self._launcher, self._control, device, gpu, folder, root=self._is_root)
-        self._launch(device, command)
+        self._ready.pop(device, None)
+        if not self._controls(folder) or not folder.exists():
+            if not shutil.which(self._control):
+                raise PrepareError(
+                    f"device {device}: the MPS daemon cannot be started: there is no {self._control} "
+                    "(--mps-control)"
+                )
+            # Servers of a daemon that is gone would keep the GPU from those of the next one, and so would a
+            # daemon whose directory an earlier version has deleted.
+            self._end(device, folder)
+            self._make(device, folder)
+            command = daemon_command(self._launcher, self._control, device, gpu, folder, root=self._is_root)
+            self._launch(device, command)
+            log.info("MPS daemon started", device=device, launcher=self._launcher.value)
         deadline = time.monotonic() + self._ready_seconds
-        while not self._answers(folder):
+        while not ((controls := self._controls(folder)) and mps_processes.listens(folder / "pipe")):
             if time.monotonic() >= deadline:
                 raise PrepareError(
                     f"device {device}: the MPS daemon does not answer after {self._ready_seconds:g} s; "
-                    f"see {folder / 'log' / 'control.log'}",
+                    f"its log ends with {_end_of(folder / 'log' / 'control.log')!r}",
                     retryable=True,
                 )
             self._pause(0.1)
-        log.info("MPS daemon started", device=device, launcher=self._launcher.value)
+        self._ready[device] = controls[0]
 
     def stop(self, device: str) -> None:
         """See ``ports.Daemons``."""
         folder = self._folder(device)
-        if not folder.exists():
+        self._ready.pop(device, None)
+        if not folder.exists() and not mps_processes.find(self._control, folder / "pipe"):
             return
-        deadline = time.monotonic() + self._ready_seconds
-        while self._answers(folder):
-            self._command(folder, "quit -t 1")
-            if time.monotonic() >= deadline:
-                raise PrepareError(f"device {device}: the MPS daemon does not end", retryable=True)
-            self._pause(0.1)
-        if self._launcher is Launcher.SYSTEMD:
-            # One that never answered may still be on its way.
-            self._run("systemctl", "stop", _unit(device))
-        shutil.rmtree(folder, ignore_errors=True)
+        self._end(device, folder)
+        self._remove(device, folder)
         log.info("MPS daemon ended", device=device)
 
     def present(self) -> Sequence[str]:
@@ -209,6 +236,105 @@ class MpsDaemons:
         if not self._folders.is_dir():
             return ()
         return sorted(p.name for p in self._folders.iterdir() if p.is_dir() and _LABEL.fullmatch(p.name))
+
+    def sweep(self) -> bool:
+        """See ``ports.Daemons``."""
+        return shared_folders.sweep(self._folders, _SWEPT_ENTRIES)
+
+    def _controls(self, folder: Path) -> list[Process]:
+        """Return the control daemons of a directory: one, or none."""
+        return [p for p in mps_processes.find(self._control, folder / "pipe") if p.is_control]
+
+    def _end(self, device: str, folder: Path) -> None:
+        """End a daemon and its servers, and see that they are gone.
+
+        Raises:
+            PrepareError: one of them does not end, or they cannot be seen.
+        """
+        begun = time.monotonic()
+        if self._launcher is Launcher.SYSTEMD and folder.exists():
+            # One that never answered may still be on its way.
+            self._run("systemctl", "stop", _unit(device))
+        # Those that exit have no environment any more, by which they are found; the driver may hang in that.
+        known = _read_ending(folder)
+        while True:
+            found = set(mps_processes.find(self._control, folder / "pipe"))
+            if not found <= known:
+                # SIGTERM to each once, also to those that are started meanwhile.
+                fresh, known = found - known, known | found
+                _write_ending(folder, known)
+                mps_processes.send(fresh, signal.SIGTERM)
+            left = [p for p in known if mps_processes.is_running(p)]
+            if not left:
+                break
+            waited = time.monotonic() - begun
+            if waited >= self._ready_seconds:
+                numbers = ", ".join(str(p.pid) for p in left)
+                raise PrepareError(
+                    f"device {device}: the MPS daemon does not end: process {numbers} runs {waited:.3g} s "
+                    "after it was asked to end; if the GPU's driver hangs, only a reboot of the node ends it",
+                    retryable=True,
+                )
+            if waited >= min(_GRACE_SECONDS, self._ready_seconds / 2):
+                mps_processes.send(found, signal.SIGKILL)
+            self._pause(0.05)
+        if mps_processes.listens(folder / "pipe"):
+            raise PrepareError(
+                f"device {device}: a process that cannot be seen from here listens at {folder}/pipe/control; "
+                "it is taken for its MPS daemon, and has to end first: an agent in a container needs the "
+                "host's PID namespace (hostPID)",
+                retryable=True,
+            )
+
+    def _make(self, device: str, folder: Path) -> None:
+        """Make the directories of a daemon; what its clients have open stays, if they could only read it.
+
+        Raises:
+            PrepareError: they cannot be made.
+        """
+        try:
+            if not (folder / _READ_ONLY).is_file():
+                self._remove(device, folder)
+            for name, mode in (("pipe", 0o755), ("log", 0o700), ("shm", 0o1777)):
+                (folder / name).mkdir(parents=True, exist_ok=True)
+                if not shared_folders.is_mounted(folder / name):
+                    (folder / name).chmod(mode)
+            for stale in (folder / "pipe").iterdir():
+                shared_folders.put_aside(stale, self._folders)
+            self._mount(device, folder / "shm", self._shared_memory, _SHARED_MEMORY_INODES, 0o1777)
+            self._mount(device, folder / "log", _LOG_BYTES, _LOG_INODES, 0o700)
+            # The last step: without it, all of this is made again.
+            (folder / _READ_ONLY).touch()
+        except OSError as e:
+            raise PrepareError(
+                f"device {device}: no directory for the MPS daemon: {e}", retryable=True
+            ) from e
+
+    def _mount(self, device: str, folder: Path, size: int, inodes: int, mode: int) -> None:
+        if shared_folders.is_mounted(folder) or not self._is_root:
+            return
+        if problem := shared_folders.mount_memory(folder, size=size, inodes=inodes, mode=mode):
+            log.warning(
+                "a directory of an MPS daemon has no limit: it is on the file system of the state directory",
+                device=device,
+                folder=str(folder),
+                reason=problem,
+            )
+
+    def _remove(self, device: str, folder: Path) -> None:
+        """Unmount what a daemon had, and put its directory aside.
+
+        Raises:
+            PrepareError: its files would be there for the next claim.
+        """
+        try:
+            for name in ("shm", "log"):
+                shared_folders.unmount(folder / name)
+            shared_folders.put_aside(folder, self._folders)
+        except OSError as e:
+            raise PrepareError(
+                f"device {device}: what its MPS daemon leaves cannot be put aside: {e}", retryable=True
+            ) from e
 
     def _folder(self, device: str) -> Path:
         if not _LABEL.fullmatch(device):
@@ -247,25 +373,32 @@ class MpsDaemons:
                 check=False,
             )
 
-    def _answers(self, folder: Path) -> bool:
-        # Without a pipe the tool would try to start a daemon of its own in some versions.
-        return (folder / "pipe" / "control").exists() and self._command(folder, _PROBE)
 
-    def _command(self, folder: Path, words: str) -> bool:
-        try:
-            done = subprocess.run(  # noqa: S603
-                [self._control],
-                env={**os.environ, "CUDA_MPS_PIPE_DIRECTORY": str(folder / "pipe")},
-                input=f"{words}\n".encode(),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                timeout=5.0,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired):
-            return False
-        # The tool says what is wrong in words, and in old versions ends with 0 all the same.
-        return done.returncode == 0 and b"Cannot find MPS control daemon" not in done.stdout
+def _read_ending(folder: Path) -> set[Process]:
+    """Return the processes that an agent has begun to end, whatever has become of them; only to wait for."""
+    try:
+        lines = (folder / _ENDING).read_text(encoding="ascii").splitlines()
+        return {Process(int(pid), int(started)) for pid, started in map(str.split, lines)}
+    except (OSError, ValueError):
+        return set()
+
+
+def _write_ending(folder: Path, processes: Iterable[Process]) -> None:
+    with contextlib.suppress(
+        OSError
+    ):  # a directory that is gone, or a disk that is full: they end all the same
+        text = "".join(f"{p.pid} {p.started}\n" for p in processes)
+        files.write(folder / _ENDING, text.encode(), 0o600)
+
+
+def _end_of(file: Path) -> str:
+    """Return the last of a daemon's log, which goes with the daemon; no container can write there."""
+    try:
+        with file.open("rb") as log_file:
+            log_file.seek(max(0, file.stat().st_size - _SHOWN_LOG_BYTES))
+            return log_file.read(_SHOWN_LOG_BYTES).decode(errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def _choose(launcher: Launcher) -> Launcher:

@@ -54,6 +54,9 @@ class FileDaemons:
     def present(self) -> Sequence[str]:
         return sorted(p.name for p in self._folder.iterdir()) if self._folder.is_dir() else ()
 
+    def sweep(self) -> bool:
+        return False
+
 
 def install(root: Path) -> None:
     """Puts the daemons and the kernel of the PCI bus under the agent of this process."""

@@ -155,3 +155,6 @@ class MachineDaemons:
 
     def present(self) -> Sequence[str]:
         return sorted(self._machine.daemons)
+
+    def sweep(self) -> bool:
+        return False

@@ -13,12 +13,11 @@ with open({log!r}, "a") as log:
 {body}
 """
 
-# One process per daemon: it waits for "quit" in its pipe directory, and answers through a named pipe.
+# One process per daemon. It listens where clients connect, and ends when a signal asks it to, unless it
+# hangs; a server of it runs until it is ended, too.
 _MPS = """#!{python}
-import json, os, sys, time
+import json, os, signal, socket, subprocess, sys, time
 pipe = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
-ready = os.path.join(pipe, "control")
-pid = os.path.join(pipe, "nvidia-cuda-mps-control.pid")
 
 
 def record(*words):
@@ -26,39 +25,42 @@ def record(*words):
         log.write(json.dumps(["mps", os.environ.get("CUDA_VISIBLE_DEVICES", ""), *words]) + "\\n")
 
 
-def alive():
-    try:
-        stat = open("/proc/%d/stat" % int(open(pid).read())).read()
-    except (OSError, ValueError):
-        return False
-    # One that was killed and that nobody has waited for yet is none.
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
-
-
-if sys.argv[1:2] in (["-d"], ["-f"]):
-    record(*sys.argv[1:])
-    if {broken}:
-        sys.exit(0)
-    if sys.argv[1] == "-d" and os.fork():
-        sys.exit(0)
-    os.setsid() if sys.argv[1] == "-d" else None
-    with open(pid, "w") as file:
-        file.write(str(os.getpid()))
-    open(ready, "w").close()
-    end = time.monotonic() + 300
-    while os.path.exists(ready) and time.monotonic() < end:
-        time.sleep(0.02)
+def end(*_):
+    if {hangs}:
+        return
+    record("ended")
     sys.exit(0)
-words = sys.stdin.read().split()
-if not alive():
-    print("Cannot find MPS control daemon process")
-    sys.exit(1)
-if words[:1] == ["quit"]:
-    record(*words)
-    os.unlink(ready)
-else:
-    print("100.0")
+
+
+if sys.argv[1:2] == ["server"]:
+    time.sleep(300)
+    sys.exit(0)
+record(*sys.argv[1:])
+if {broken}:
+    sys.exit(0)
+if sys.argv[1] == "-d" and os.fork():
+    sys.exit(0)
+os.setsid() if sys.argv[1] == "-d" else None
+signal.signal(signal.SIGTERM, end)
+with open(os.path.join(pipe, "nvidia-cuda-mps-control.pid"), "w") as file:
+    file.write(str(os.getpid()))
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(os.path.join(pipe, "control"))
+listener.listen()
+if {server}:
+    subprocess.Popen([sys.argv[0], "server"], start_new_session=True)
+deadline = time.monotonic() + 300
+while time.monotonic() < deadline:
+    time.sleep(0.05)
 """
+
+
+def runs(pid: int) -> bool:
+    """Return whether a process runs; one that was not waited for yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 class Tools:
@@ -69,15 +71,17 @@ class Tools:
         self.folder = folder
         self.log = folder / "asked.jsonl"
         self.nvidia_smi = self.write_smi("")
-        self.mps_control = self.write_mps(broken=False)
+        self.mps_control = self.write_mps()
 
     def write_smi(self, body: str) -> Path:
         """A new nvidia-smi; ``body`` is Python."""
         return self._write("nvidia-smi", _SMI.format(python=sys.executable, log=str(self.log), body=body))
 
-    def write_mps(self, *, broken: bool) -> Path:
-        """A new control tool; a broken daemon never answers."""
-        text = _MPS.format(python=sys.executable, log=str(self.log), broken=broken)
+    def write_mps(self, *, broken: bool = False, hangs: bool = False, server: bool = False) -> Path:
+        """A new control tool: a broken daemon never runs, one that hangs ends only if it is killed."""
+        text = _MPS.format(
+            python=sys.executable, log=str(self.log), broken=broken, hangs=hangs, server=server
+        )
         return self._write("nvidia-cuda-mps-control", text)
 
     def asked(self, tool: str) -> list[list[str]]:

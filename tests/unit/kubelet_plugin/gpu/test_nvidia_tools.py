@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from nvidia_tools import Tools
+from nvidia_tools import Tools, runs
 
 from dra_driver.discovery.nvidia import smi as nvidia_smi
 from dra_driver.errors import PrepareError
@@ -66,27 +69,28 @@ def test_a_daemon_is_started_once_and_found_again(tmp_path: Path, tools: Tools, 
     later.start("gpu-0", "GPU-1")
     assert tools.asked("mps") == [["GPU-1", "-d"]]
     assert later.present() == ["gpu-0"]
-    assert {p.name for p in (tmp_path / "mps" / "gpu-0").iterdir()} == {"pipe", "log", "shm"}
+    assert {p.name for p in (tmp_path / "mps" / "gpu-0").iterdir()} == {"pipe", "log", "shm", "read-only"}
     later.stop("gpu-0")
     later.stop("gpu-0")
-    assert tools.asked("mps")[1:] == [["", "quit", "-t", "1"]]
+    assert tools.asked("mps")[1:] == [["GPU-1", "ended"]]
     assert later.present() == []
 
 
 def test_a_daemon_that_has_died_is_started_again(tmp_path: Path, tools: Tools, daemons: MpsDaemons) -> None:
     daemons.start("gpu-0", "GPU-1")
-    # Its traces stay, as after a kill.
-    control = tmp_path / "mps" / "gpu-0" / "pipe" / "control"
-    control.unlink()
-    control.touch()
-    (control.parent / "nvidia-cuda-mps-control.pid").write_text("999999999")
+    # Its traces stay: socket and process ID.
+    pipe = tmp_path / "mps" / "gpu-0" / "pipe"
+    pid = int((pipe / "nvidia-cuda-mps-control.pid").read_text())
+    os.kill(pid, signal.SIGKILL)
+    while runs(pid):
+        time.sleep(0.01)
     daemons.start("gpu-0", "GPU-1")
     assert [call for call in tools.asked("mps") if call[-1] == "-d"] == [["GPU-1", "-d"]] * 2
 
 
 def test_a_daemon_that_does_not_answer(tmp_path: Path, tools: Tools) -> None:
     tools.write_mps(broken=True)
-    with pytest.raises(PrepareError, match=r"does not answer after 0.3 s; see .*control\.log"):
+    with pytest.raises(PrepareError, match=r"does not answer after 0.3 s; its log ends with"):
         _daemons(tmp_path, tools, ready_seconds=0.3).start("gpu-0", "GPU-1")
 
 

@@ -253,7 +253,7 @@ def test_shares_under_mps(tmp_path: Path, state: Path) -> None:
             assert not (await prepare(node, bodies[1]))[uids[1]].error
             assert [c for c in tools.asked("mps") if c[-1] == "-d"] == [[machine.uuid(GPU), "-d"]]
             assert not (await unprepare(node, bodies[1]))[uids[1]].error
-            assert tools.asked("mps")[-1][1] == "quit"
+            assert tools.asked("mps")[-1][1] == "ended"
             assert machine.made.compute_mode(machine.uuid(GPU)) == "default"
             assert not (await prepare(node, open_))[open_["metadata"]["uid"]].error
             assert container(node, open_)["env"]["DRA_OPEN__GPU__0_ENFORCED"] == "none"
@@ -306,7 +306,7 @@ def test_mps_on_a_partition(tmp_path: Path, state: Path) -> None:
             assert got["env"]["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "50"
             assert "CUDA_MPS_PIPE_DIRECTORY" not in container(node, beside)["env"]
             assert not (await unprepare(node, body))[uid].error
-            assert tools.asked("mps")[-1][1] == "quit"
+            assert tools.asked("mps")[-1][1] == "ended"
             assert len(machine.made.instances(machine.uuid(GPU))) == 1
 
     asyncio.run(main())
