@@ -127,6 +127,7 @@ class DeviceSetting(Wire, frozen=True, kw_only=True):
         daemon: whether MPS has to run; False if it must not, because the claim's processes do not use it;
             None if either will do.
         partitioned: the mode in which the GPU is cut into partitions is on.
+        own_namespace: only claims of one namespace may hold the GPU beside this one.
         whole: that mode is off. Asked for only where it was on, for every other GPU is whole anyway.
         compute_mode_before: as it was before the first claim changed it; empty until then.
         partitioned_before: likewise.
@@ -137,6 +138,7 @@ class DeviceSetting(Wire, frozen=True, kw_only=True):
     time_slice: str = ""
     daemon: bool | None = None
     partitioned: bool = msgspec.field(name="mig", default=False)
+    own_namespace: bool = False
     whole: bool = False
     compute_mode_before: str = ""
     partitioned_before: bool | None = msgspec.field(name="migBefore", default=None)

@@ -4,31 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from dra_driver.api.meta import ObjectKey, PoolName, Uid
 from dra_driver.preparation.claim import DeviceSetting, PreparedClaim, PreparedDevice
 
 __all__ = ["Conflict", "Holdings"]
 
+_OTHER: Final = "ask for another device, or wait until that claim has ended"
+# Without this mode a process that does not use MPS could take the memory that MPS limits others to.
+_EXCLUSIVE: Final = "under MPS a GPU is in mode EXCLUSIVE_PROCESS, in which nothing else runs on it"
+_UNDER_MPS: Final = f"{_EXCLUSIVE}; leave enforcement None and timeSlicing out, or {_OTHER}"
+_WITHOUT_MPS: Final = (
+    f"{_EXCLUSIVE}; give this claim a ShareConfig with enforcement None, as that one has, or {_OTHER}"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
     """A device that another claim holds.
 
-    Its text goes to the Event of a pod, and does not name the other claim, which may be of another namespace.
+    Its text goes to the Event of a pod, and names the other claim only if it is of the pod's namespace.
 
     Attributes:
+        namespace: of the claim that is refused.
         why: what of it is held in another way; empty where the device itself is held.
+        advice: why both cannot be had, and what can be done, as a clause; empty where waiting helps.
     """
 
     device: str
     holder: ObjectKey
     holder_uid: Uid
+    namespace: str
     why: str = ""
+    advice: str = ""
 
     def __str__(self) -> str:
         how = f" {self.why}" if self.why else ""
-        return f"device {self.device} is held{how} by another claim"
+        whose = self.holder.name if self.holder.namespace == self.namespace else "of another namespace"
+        advice = f": {self.advice}" if self.advice else ""
+        return f"device {self.device} is held{how} by another claim ({whose}){advice}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +72,11 @@ class Holdings:
                 self.begun(claim.uid)
 
     def conflict(
-        self, uid: Uid, devices: Iterable[PreparedDevice], settings: Iterable[DeviceSetting] = ()
+        self,
+        uid: Uid,
+        namespace: str,
+        devices: Iterable[PreparedDevice],
+        settings: Iterable[DeviceSetting] = (),
     ) -> Conflict | None:
         """Return the first device that another claim than ``uid`` holds in a way that excludes this use."""
         for device in devices:
@@ -67,12 +86,13 @@ class Holdings:
                 held = self._holders[holder]
                 for other in held.devices:
                     if _place(other) == _place(device) and _exclude(device, other):
-                        return Conflict(device.device, held.key, holder)
+                        return Conflict(device.device, held.key, holder, namespace)
         for setting in settings:
             for holder, theirs in self._settings.get(setting.uuid, {}).items():
-                why = _disagreement(setting, theirs)
+                key = self._holders[holder].key
+                why, advice = _disagreement(setting, theirs, own=key.namespace == namespace)
                 if holder != uid and why:
-                    return Conflict(setting.device, self._holders[holder].key, holder, why)
+                    return Conflict(setting.device, key, holder, namespace, why, advice)
         return None
 
     def take(
@@ -148,12 +168,22 @@ def _exclude(a: PreparedDevice, b: PreparedDevice) -> bool:
     return a.share_id is None or b.share_id is None or a.share_id == b.share_id
 
 
-def _disagreement(mine: DeviceSetting, theirs: DeviceSetting) -> str:
-    """Return how a GPU is held, if this claim needs it otherwise; empty if both can be had."""
+def _disagreement(mine: DeviceSetting, theirs: DeviceSetting, *, own: bool) -> tuple[str, str]:
+    """Return how a GPU is held, if this claim needs it otherwise, and advice; empty if both can be had.
+
+    Args:
+        mine: of the claim that asks.
+        theirs: of a claim that holds the GPU.
+        own: whether both are of one namespace.
+    """
     if mine.partitioned != theirs.partitioned:
-        return "cut into partitions" if theirs.partitioned else "as a whole"
+        return ("cut into partitions" if theirs.partitioned else "as a whole"), ""
+    if not own and theirs.own_namespace:
+        return "for its namespace alone (sharedWith OwnNamespace)", _OTHER
+    if not own and mine.own_namespace:
+        return "with other namespaces", "this claim or its class demands sharedWith OwnNamespace; " + _OTHER
     if mine.daemon is not None and theirs.daemon is not None and mine.daemon != theirs.daemon:
-        return "under MPS" if theirs.daemon else "without MPS"
+        return ("under MPS", _UNDER_MPS) if theirs.daemon else ("without MPS", _WITHOUT_MPS)
     if mine.time_slice and theirs.time_slice and mine.time_slice != theirs.time_slice:
-        return f"with time slice {theirs.time_slice} (this claim asks for {mine.time_slice})"
-    return ""
+        return f"with time slice {theirs.time_slice} (this claim asks for {mine.time_slice})", ""
+    return "", ""

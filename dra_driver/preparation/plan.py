@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -328,6 +329,12 @@ def _parameters(
         )
     except InvalidParameters as e:
         raise PrepareError(str(e)) from e
+    for i, of_class in enumerate(of_classes):
+        parameters = chosen[i]
+        # What the class demands of the neighbours, a claim's own parameters do not take back.
+        if isinstance(of_class, Parameters) and isinstance(parameters, Parameters):
+            demanded = parameters.own_namespace or of_class.own_namespace
+            chosen[i] = dataclasses.replace(parameters, own_namespace=demanded)
     for (result, _), parameters, of_class in zip(results, chosen, of_classes, strict=True):
         if result.admin_access or not isinstance(parameters, Parameters):
             continue

@@ -88,6 +88,19 @@ def plan_sharing(
     """
     if parameters is None:
         parameters = DEFAULT_SHARE if kind is DeviceType.SHARE else None
+    planned = _plan(device, kind, parameters, position, memory)
+    if parameters is not None and parameters.own_namespace and planned.setting is not None:
+        planned.setting = msgspec.structs.replace(planned.setting, own_namespace=True)
+    return planned
+
+
+def _plan(
+    device: NodeDevice,
+    kind: DeviceType,
+    parameters: Parameters | None,
+    position: int,
+    memory: Quantity | None,
+) -> SharingPlan:
     strategy = parameters.strategy if parameters is not None else Strategy.NONE
     if strategy is Strategy.AUTO:
         strategy = Strategy.MPS if device.mps_directory else Strategy.NONE

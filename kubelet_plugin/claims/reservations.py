@@ -352,7 +352,7 @@ class Reservation:
         """Reserve the devices of a planned claim, or return which other claim excludes it."""
         self._check(planned)
         # Nothing is awaited between the question and the answer: this is what keeps two claims apart.
-        conflict = self.holdings.conflict(planned.uid, planned.devices, planned.settings)
+        conflict = self.holdings.conflict(planned.uid, planned.namespace, planned.devices, planned.settings)
         if conflict is None:
             self._owner._hold(planned)
         return conflict

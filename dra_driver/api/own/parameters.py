@@ -32,6 +32,7 @@ __all__ = [
     "IommuBackend",
     "KernelDriver",
     "Parameters",
+    "SharedWith",
     "Strategy",
     "TimeSlice",
     "decode_parameters",
@@ -63,6 +64,13 @@ class Strategy(enum.Enum):
     AUTO = "Auto"  # of a share: MPS where the node has it, else nothing
     TIME_SLICING = "TimeSlicing"
     MPS = "MPS"
+
+
+class SharedWith(enum.Enum):
+    """Whose claims may have other shares of the device."""
+
+    ANY = "Any"
+    OWN_NAMESPACE = "OwnNamespace"
 
 
 class KernelDriver(enum.Enum):
@@ -124,6 +132,7 @@ class Parameters:
         iommu: how a device that is bound to ``vfio-pci`` is used.
         api_device: whether the container gets ``/dev/vfio/vfio`` or ``/dev/iommu`` beside that device's own
             node.
+        own_namespace: of a share: only claims of one namespace may hold the device at once.
     """
 
     kind: str
@@ -137,6 +146,7 @@ class Parameters:
     capabilities: tuple[str, ...] | None = None
     iommu: IommuBackend = IommuBackend.LEGACY_ONLY
     api_device: bool = True
+    own_namespace: bool = False
 
     def memory_limit_of(self, uuid: str, position: int) -> int | None:
         """Return the limit for one device of a claim."""
@@ -343,6 +353,7 @@ def _share_config(fields: _Fields) -> Parameters:
     if fields.has("mps") and strategy not in (Strategy.AUTO, Strategy.MPS):
         fields.note("mps", "needs enforcement Auto or MPS")
     threads, memory, _ = _mps(fields, _OURS)
+    shared_with = fields.choice("sharedWith", SharedWith, SharedWith.ANY)
     return Parameters(
         kind="ShareConfig",
         types=frozenset({DeviceType.SHARE}),
@@ -351,6 +362,7 @@ def _share_config(fields: _Fields) -> Parameters:
         thread_percentage=threads,
         memory_limit=memory,
         capabilities=fields.capabilities(_CAPABILITIES),
+        own_namespace=shared_with is SharedWith.OWN_NAMESPACE,
     )
 
 

@@ -342,7 +342,7 @@ def test_memory_and_checkpoint_agree_whatever_fails(
                 locked.transaction(deadline()) as claim,
             ):
                 for name in ("gpu-0", "gpu-1"):
-                    conflict = claim.holdings.conflict(Uid("probe"), (device(name),))
+                    conflict = claim.holdings.conflict(Uid("probe"), "ns", (device(name),))
                     assert (conflict is not None) == (name in held)
 
     asyncio.run(main())

@@ -119,8 +119,7 @@ def test_device_held_by_another_claim(tmp_path: Path) -> None:
             assert not (await prepare(node, first))[first["metadata"]["uid"]].error
             assert not (await prepare(node, admin))[admin["metadata"]["uid"]].error
             error = (await prepare(node, second))[second["metadata"]["uid"]].error
-            assert "device gpu-0 is held by another claim" in error
-            assert "first" not in error
+            assert "device gpu-0 is held by another claim (first)" in error
 
     asyncio.run(main())
 
