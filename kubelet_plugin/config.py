@@ -111,6 +111,7 @@ class Configuration:
         publish: which part publishes the node's slices: ``controller`` or ``node``.
         beside_device_plugin: with ``node``: whether devices that a device plugin hands out are withheld.
         mps_launcher: what keeps the daemons running: ``systemd``, ``session`` or ``auto``.
+        mps_shared_memory: that the clients of one daemon may use together as ``/dev/shm``, in bytes.
     """
 
     node_name: str
@@ -139,6 +140,7 @@ class Configuration:
     nvidia_smi: str = "nvidia-smi"
     mps_control: str = "nvidia-cuda-mps-control"
     mps_launcher: str = "auto"
+    mps_shared_memory: int = 8 << 30
     passthrough: bool = False
     destroy_unowned_partitions: bool = False
     passthrough_class_namespaces: tuple[str, ...] = ()

@@ -32,7 +32,6 @@ from kubelet_plugin.gpu.mps_processes import Process
 __all__ = [
     "NO_DAEMON",
     "NO_TIME_SLICES",
-    "SHARED_MEMORY_BYTES",
     "Launcher",
     "MpsDaemons",
     "NoDaemons",
@@ -46,7 +45,6 @@ _LABEL: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _MAX_PIPE_PATH: Final = 107
 # Of a daemon and its servers to end by themselves, before they are killed.
 _GRACE_SECONDS: Final = 3.0
-SHARED_MEMORY_BYTES: Final = 8 << 30
 _SHARED_MEMORY_INODES: Final = 1 << 16
 _LOG_BYTES: Final = 16 << 20
 _LOG_INODES: Final = 64
@@ -169,7 +167,7 @@ class MpsDaemons:
         control: str = "nvidia-cuda-mps-control",
         launcher: Launcher = Launcher.AUTO,
         root: bool | None = None,
-        shared_memory: int = SHARED_MEMORY_BYTES,
+        shared_memory: int = 8 << 30,
         ready_seconds: float = 10.0,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:

@@ -106,6 +106,7 @@ def _mps_daemons(configuration: Configuration) -> Daemons:
         _daemon_folder(configuration),
         control=configuration.mps_control,
         launcher=Launcher(configuration.mps_launcher),
+        shared_memory=configuration.mps_shared_memory,
     )
 
 

@@ -209,6 +209,16 @@ def test_privileges_follow_from_what_is_asked_for(
         assert context["capabilities"].get("add", []) == added
 
 
+@pytest.mark.parametrize("mps", [False, True])
+def test_mounts_of_the_agent_reach_the_host_only_for_mps(chart: Chart, mps: bool) -> None:
+    nvidia = {"mps": mps, "mig": True, "mpsSharedMemory": "2Gi"}
+    _, container = agent(chart.render({"kubeletPlugin": {"backends": ["nvml"], "nvidia": nvidia}}))
+    found = {m["name"]: m["mountPropagation"] for m in container["volumeMounts"] if "mountPropagation" in m}
+    assert found.pop("state", None) == ("Bidirectional" if mps else None)
+    assert set(found.values()) <= {"HostToContainer"}
+    assert ("--mps-shared-memory=2Gi" in container["args"]) is mps
+
+
 @pytest.mark.parametrize("time_slicing", [False, True])
 def test_passthrough_writes_the_hosts_sysfs_and_sees_its_processes(chart: Chart, time_slicing: bool) -> None:
     plain = {"backends": ["nvml"], "nvidia": {"timeSlicing": time_slicing}}

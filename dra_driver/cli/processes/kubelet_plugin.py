@@ -12,8 +12,9 @@ from pathlib import Path
 
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.api.own.policy import PUBLISH, WITHHOLD
+from dra_driver.api.quantity import Quantity
 from dra_driver.cli import common
-from dra_driver.errors import DraError
+from dra_driver.errors import DraError, InvalidQuantity
 from kubelet_plugin import app as plugin
 from kubelet_plugin.config import Configuration
 from kubelet_plugin.core import ending
@@ -30,6 +31,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_containers(parser.add_argument_group("what containers get"))
     _add_publication(parser.add_argument_group("publication"))
     _add_http(parser.add_argument_group("HTTP"))
+
+
+def _bytes(text: str) -> int:
+    try:
+        amount = Quantity.parse(text).value()
+    except InvalidQuantity as e:
+        raise argparse.ArgumentTypeError(str(e)) from e
+    if not 1 << 20 <= amount <= 1 << 44:
+        raise argparse.ArgumentTypeError(f"{text}: expected from 1Mi to 16Ti")
+    return amount
 
 
 def _add_node(parser: argparse._ActionsContainer) -> None:
@@ -178,6 +189,13 @@ def _add_nvidia(parser: argparse._ActionsContainer) -> None:
         help="how MPS daemons, which outlive the plugin, are run: as systemd units, or in own sessions",
     )
     parser.add_argument(
+        "--mps-shared-memory",
+        type=_bytes,
+        default="8Gi",
+        metavar="AMOUNT",
+        help="what all containers that share one GPU by MPS may use together as /dev/shm",
+    )
+    parser.add_argument(
         "--destroy-unowned-partitions",
         action=argparse.BooleanOptionalAction,
         default=False,
@@ -284,6 +302,7 @@ def run(args: argparse.Namespace) -> int:
         nvidia_smi=args.nvidia_smi,
         mps_control=args.mps_control,
         mps_launcher=args.mps_launcher,
+        mps_shared_memory=args.mps_shared_memory,
         passthrough=args.passthrough,
         destroy_unowned_partitions=args.destroy_unowned_partitions,
         passthrough_class_namespaces=tuple(args.passthrough_class_namespace),

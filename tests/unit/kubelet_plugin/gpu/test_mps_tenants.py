@@ -281,6 +281,100 @@ def test_a_container_cannot_pass_for_the_daemon(root: Path, tools: Tools, daemon
         impostor.wait()
 
 
+_LIFE = """
+import os, shutil, signal, subprocess, sys, time
+from pathlib import Path
+from dra_driver.discovery.core.host import shared_folders
+from kubelet_plugin.gpu.mps import Launcher, MpsDaemons
+
+base = Path(sys.argv[1])
+subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+subprocess.run(["mount", "--bind", base, base], check=True)
+subprocess.run(["mount", "--make-shared", base], check=True)
+folder, size = base / "mps/gpu-0", 64 << 20
+
+
+def agent():
+    return MpsDaemons(
+        base / "mps",
+        control=sys.argv[2],
+        launcher=Launcher.SESSION,
+        root=True,
+        shared_memory=size,
+        ready_seconds=20.0,
+    )
+
+
+def mounts():
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return sorted(line.split()[4][len(str(base)):] for line in lines if "/mps/" in line.split()[4])
+
+
+def pid():
+    return int((folder / "pipe/nvidia-cuda-mps-control.pid").read_text())
+
+
+def kill():
+    number = pid()
+    os.kill(number, signal.SIGKILL)
+    while Path(f"/proc/{number}/stat").exists() and agent()._controls(folder):
+        time.sleep(0.01)
+
+
+both = ["/mps/gpu-0/log", "/mps/gpu-0/shm"]
+agent().start("gpu-0", "GPU-1")
+assert mounts() == both, mounts()
+space = os.statvfs(folder / "shm")
+assert space.f_blocks * space.f_frsize == size
+assert os.stat(f"/proc/{pid()}/root/dev/shm").st_dev == (folder / "shm").stat().st_dev
+(folder / "shm/kept").touch()
+# The agent starts anew; then the daemon has died.
+agent().start("gpu-0", "GPU-1")
+kill()
+agent().start("gpu-0", "GPU-1")
+assert mounts() == both, mounts()
+assert (folder / "shm/kept").exists()
+# The machine has started anew: there are neither processes nor mounts.
+kill()
+for name in ("shm", "log"):
+    shared_folders.unmount(folder / name)
+agent().start("gpu-0", "GPU-1")
+assert mounts() == both, mounts()
+assert not (folder / "shm/kept").exists()
+assert agent().present() == ["gpu-0"]
+agent().stop("gpu-0")
+assert mounts() == [], mounts()
+# Killed between a mount and the start of the daemon, and while it stopped: the claim's record undoes it.
+for name in ("shm", "log"):
+    (folder / name).mkdir(parents=True)
+    for _ in range(2):
+        assert shared_folders.mount_memory(folder / name, size=size, inodes=9, mode=0o1777) == ""
+agent().start("gpu-0", "GPU-1")
+assert mounts() == both, mounts()
+# An earlier version ended the claim, and could not unmount anything.
+kill()
+shutil.rmtree(folder, ignore_errors=True)
+assert mounts() == both, mounts()
+assert agent().present() == ["gpu-0"]
+agent().stop("gpu-0")
+assert mounts() == [], mounts()
+while agent().sweep():
+    pass
+assert list((base / "mps").iterdir()) == []
+"""
+
+
+@pytest.mark.skipif(not may_unshare("--mount"), reason="needs mounts of its own")
+def test_mounts_come_and_go_with_the_claims(root: Path, tools: Tools) -> None:
+    done = subprocess.run(
+        ["unshare", "--mount", sys.executable, "-c", _LIFE, str(root), str(tools.mps_control)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 _READ_ONLY = """
 import errno, os, socket, subprocess, sys
 from pathlib import Path
