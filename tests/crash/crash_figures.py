@@ -12,6 +12,7 @@ ZERO = (
     "leaked instances",
     "leaked settings",
     "leaked daemons",
+    "leaked mounts",
     "leaked drivers",
     "leaked metadata files",
     "lost claims",

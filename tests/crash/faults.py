@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dra_driver.discovery.core.host import shared_folders
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -58,6 +60,7 @@ class Injector:
         self._hardware = (
             f"{root}/state/.simulated-gpus.json",
             f"{root}/state/daemons/",
+            f"{root}/state/mps/",
             f"{root}/sys/bus/pci/devices/",
         )
         # What a third party's driver writes, by whatever way it likes.
@@ -83,6 +86,8 @@ class Injector:
         }
         for name, function in wrapped.items():
             setattr(os, name, function)
+        for name in ("mount_memory", "unmount"):
+            setattr(shared_folders, name, self._by_path(name, getattr(shared_folders, name)))
         write_text = self._text(Path.write_text)
         Path.write_text = write_text  # type: ignore[method-assign]
 

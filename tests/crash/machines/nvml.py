@@ -10,12 +10,15 @@ import random
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
+import crash_mounts
 import yaml
 from crash_gpus import address, due, of_daemons, of_gpus
 
@@ -66,6 +69,8 @@ class NvmlMachine:
         self._capabilities = 1
         self.lines: dict[str, list[str]] = {bus: [] for bus in BUSES}
         self.tools = Tools(root / "bin")
+        self._places = root / "state/mps"
+        self._shows_mounts = False
         nvidia_nodes(root)
         # Of the host the agent sees what a container does.
         mounts = "".join(f"1 0 0:1 / {root}/{place} ro - tmpfs tmpfs ro\n" for place in ("usr", "etc/cdi"))
@@ -172,22 +177,70 @@ class NvmlMachine:
             found.setdefault(uuid, {})["slice"] = gpu.get("slice", "Default")
         yield from of_gpus(wanted, found)
         yield from of_daemons(daemons, set(self.daemons()))
+        yield from self._left_of_daemons(daemons)
+
+    def _left_of_daemons(self, daemons: Set[str]) -> Iterator[tuple[str, str]]:
+        processes = list(self._processes())
+        controls = Counter(device for device, _, control in processes if control)
+        servers = {device for device, _, control in processes if not control}
+        if left := [*(servers - daemons), *(device for device, n in controls.items() if n > 1)]:
+            yield "leaked daemons", f"servers of no daemon, or a second daemon: {sorted(left)}"
+        if self._shows_mounts:
+            mounts = Counter(self._mounts())
+            wanted = Counter({f"{device}/{name}": 1 for device in daemons for name in ("shm", "log")})
+            if more := mounts - wanted:
+                yield "leaked mounts", f"{sorted(more.elements())}"
+            if missing := wanted - mounts:
+                yield "half-prepared claims", f"no limit of {sorted(missing)}"
+
+    def show_mounts(self) -> None:
+        """Let the agents' mounts reach others, as on a host, where this process may mount anything."""
+        if not crash_mounts.isolated():
+            return
+        self._places.parent.mkdir(mode=0o700, exist_ok=True)
+        self._places.mkdir(exist_ok=True)
+        for arguments in (("--bind", self._places, self._places), ("--make-shared", self._places)):
+            subprocess.run(["mount", *arguments], check=True)
+        self._shows_mounts = True
 
     def daemons(self) -> Mapping[str, int]:
         """Return the process IDs of the sharing daemons that run, by device."""
-        found: dict[str, int] = {}
-        for file in self._root.glob("state/mps/*/pipe/nvidia-cuda-mps-control.pid"):
-            with contextlib.suppress(OSError, ValueError):
-                pid = int(file.read_text())
-                state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-                if state not in "ZX":
-                    found[file.parent.parent.name] = pid
-        return found
+        return {device: pid for device, pid, control in self._processes() if control}
 
     def close(self) -> None:
-        for pid in self.daemons().values():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        """End the daemons and their servers, and undo every mount, as the end of a machine does."""
+        # Again, because a daemon that ends may have started a server meanwhile.
+        while processes := list(self._processes()):
+            for _, pid, _ in processes:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        for mount in list(self._mounts()):
+            crash_mounts.unmount(self._places / mount)
+        if self._shows_mounts:
+            crash_mounts.unmount(self._places)
+            self._shows_mounts = False
+
+    def _processes(self) -> Iterator[tuple[str, int, bool]]:
+        """Yield device, process ID, and whether it is the daemon, of all that was started for sharing."""
+        folder = f"CUDA_MPS_PIPE_DIRECTORY={self._places}/"
+        for process in Path("/proc").iterdir():
+            if not process.name.isdecimal():
+                continue
+            with contextlib.suppress(OSError):
+                arguments = (process / "cmdline").read_bytes().split(b"\0")
+                if arguments[1:2] != [str(self.tools.mps_control).encode()]:
+                    continue
+                for variable in (process / "environ").read_text(errors="replace").split("\0"):
+                    if variable.startswith(folder):
+                        device = variable.removeprefix(folder).partition("/")[0]
+                        yield device, int(process.name), b"server" not in arguments
+
+    def _mounts(self) -> Iterator[str]:
+        lines = Path("/proc/self/mountinfo").read_text().splitlines() if self._shows_mounts else ()
+        for line in reversed(lines):
+            place = Path(line.split()[4])
+            if self._places in place.parents:
+                yield str(place.relative_to(self._places))
 
     def _state(self) -> list[list[str]]:
         file = self._root / "nvml.state"

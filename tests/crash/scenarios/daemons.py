@@ -29,6 +29,9 @@ async def die_too(world: CrashedNode, chance: random.Random) -> None:
     """Kill agents and daemons while shares of GPUs come and go; an agent that starts starts daemons anew."""
     machine = world.machine
     assert isinstance(machine, NvmlMachine)
+    machine.show_mounts()
+    # Each daemon has a server, as with a client; those of some worlds end only if they are killed.
+    machine.tools.write_mps(server=True, hangs=chance.random() < 0.3)
     _populate(world, "gpu-0000-43-00-0", "gpu-0000-52-00-0")
     world.add("partition", "gpu-0000-1b-00-0-mig-1g-10gb-6", parameters=MIG_MPS)
     life = Life(world, plans(chance, 4))
