@@ -76,11 +76,12 @@ class Leftovers:
         await asyncio.sleep(first)
         while True:
             before = self._seen
-            try:
-                await self.look()
-                await self._sweep()
-            except (DraError, OSError) as e:
-                log.warning("leftovers on the GPUs could not be looked for", error=str(e))
+            # Each by itself: what ended daemons left is removed although a GPU does not answer.
+            for step in (self.look, self._sweep):
+                try:
+                    await step()
+                except (DraError, OSError) as e:
+                    log.warning("leftovers on the GPUs could not be looked for", error=str(e))
             await asyncio.sleep(every if self._seen <= before else min(every, confirm))
 
     async def watch(self, every: float) -> None:

@@ -309,7 +309,8 @@ class MpsDaemons:
             ) from e
 
     def _mount(self, device: str, folder: Path, size: int, inodes: int, mode: int) -> None:
-        if shared_folders.is_mounted(folder) or not self._is_root:
+        # Containers may have files there, which a mount would hide from the next daemon.
+        if shared_folders.is_mounted(folder) or not self._is_root or any(folder.iterdir()):
             return
         if problem := shared_folders.mount_memory(folder, size=size, inodes=inodes, mode=mode):
             log.warning(

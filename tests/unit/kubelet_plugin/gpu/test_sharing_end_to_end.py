@@ -23,6 +23,7 @@ from dra_driver.discovery.nvidia.mig_mode import mig_mode
 from dra_driver.discovery.nvidia.smi import set_time_slice
 from dra_driver.discovery.simulated.backend import SimulatedBackend
 from dra_driver.discovery.simulated.control import SimulatedControl
+from dra_driver.errors import PrepareError
 from dra_driver.hardware import DiscoveredDevice
 from kubelet_plugin.claims.leftovers import Leftovers
 
@@ -360,6 +361,38 @@ def test_leftovers_are_found_twice_before_they_count(tmp_path: Path, state: Path
             assert len(control.instances(machine.uuid(OTHER))) == 1
 
     asyncio.run(main())
+
+
+def test_what_tenants_wrote_is_removed_beside_the_calls(tmp_path: Path, state: Path) -> None:
+    tools = Tools(tmp_path / "bin")
+
+    async def main() -> None:
+        kube, machine = FakeClient(), Machine()
+        body = add_claim(kube, claim("one", GPU, shareID=SHARE))
+        folder = state / "mps" / GPU
+        async with running(tmp_path, kube, backend=machine, settings=settings(tools, state)) as node:
+            assert not (await prepare(node, body))[body["metadata"]["uid"]].error
+            # On plain directories, as versions before had them.
+            (folder / "left").mkdir()
+            for i in range(3000):
+                (folder / "left" / str(i)).touch()
+            assert not (await unprepare(node, body))[body["metadata"]["uid"]].error
+            (aside,) = (state / "mps").iterdir()
+            assert len(list((aside / "left").iterdir())) == 3000
+            # The GPU does not even answer.
+            machine.made.instances = broken  # type: ignore[assignment, method-assign]
+            leftovers = Leftovers(
+                preparer=node.plugin._preparer, hardware=node.plugin._setup.hardware, table=node.plugin._table
+            )
+            looking = asyncio.create_task(leftovers.run(first=0, every=3600, confirm=0.05))
+            await eventually(lambda: not any((state / "mps").iterdir()), 30)
+            looking.cancel()
+
+    asyncio.run(main())
+
+
+def broken(_: str) -> Any:
+    raise PrepareError("the GPU is lost")
 
 
 def test_leftovers_of_before_the_start_are_found_soon_after_it(tmp_path: Path, state: Path) -> None:
