@@ -220,9 +220,26 @@ def test_no_daemon_is_started_where_containers_could_write(root: Path, daemons: 
     pipes = root / "mps/gpu-0/pipe"
     pipes.mkdir(parents=True)
     (pipes / "nvidia-cuda-mps-control.pid").symlink_to(outside)
+    # A container of before has it mounted, and goes on writing there.
+    held = os.open(pipes, os.O_RDONLY | os.O_DIRECTORY)
     daemons.start("gpu-0", "GPU-1")
     assert not outside.exists()
     assert not (pipes / "nvidia-cuda-mps-control.pid").is_symlink()
+    os.symlink(outside, "control_lock", dir_fd=held)
+    os.close(held)
+    assert not (pipes / "control_lock").is_symlink()
+
+
+def test_a_number_that_is_another_process_by_now_gets_no_signal() -> None:
+    with subprocess.Popen(["sleep", "60"]) as other:
+        start = int(Path(f"/proc/{other.pid}/stat").read_text().rpartition(")")[2].split()[19])
+        ended = mps_processes.Process(other.pid, start - 1)
+        assert not mps_processes.is_running(ended)
+        mps_processes.send([ended], signal.SIGKILL)
+        with pytest.raises(subprocess.TimeoutExpired):
+            other.wait(0.2)
+        mps_processes.send([mps_processes.Process(other.pid, start)], signal.SIGKILL)
+        assert other.wait(20) == -signal.SIGKILL
 
 
 def test_clients_find_the_next_daemon_where_the_last_one_was(root: Path, daemons: MpsDaemons) -> None:
