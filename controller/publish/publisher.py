@@ -19,11 +19,13 @@ from controller.publish.extended_resources import ExtendedResources
 from controller.publish.gates import PoolGates
 from controller.publish.known_claims import KnownClaims
 from controller.publish.loans import PoolLoans
+from controller.publish.other_drivers import OtherDrivers
 from controller.publish.pace import Pace
 from controller.publish.policies import PolicyBook
 from controller.publish.same_uuids import SameUuids
 from controller.publish.tolerators import Tolerators
 from dra_driver.api.core import Node
+from dra_driver.api.meta import DriverName
 from dra_driver.api.own.inventory import DeviceInventory, inventory_name
 from dra_driver.api.own.policy import DevicePolicy
 from dra_driver.api.resource import ResourceSlice
@@ -43,7 +45,7 @@ from dra_driver.ports import Clock, KubeClient
 from dra_driver.publishing import PublicationPlan, Seen, Verdict, plan_publication
 from dra_driver.publishing.epochs import EpochEvent
 from dra_driver.publishing.loans import Lending
-from dra_driver.resourceslice import ServerFeatures, Usage
+from dra_driver.resourceslice import Presence, ServerFeatures, Usage
 from dra_driver.structured import PoolPolicy
 
 __all__ = ["POOL_INDEX", "Publisher", "pool_of"]
@@ -54,6 +56,9 @@ POOL_INDEX = "pool"
 # Until the pools are looked at that have a UUID in common with one that has changed: a node that changes its
 # UUIDs all the time must not have others looked at as often.
 _OTHERS_SECONDS = 10.0
+# Until a pool is looked at because another driver has withdrawn devices: plugins that start again and again
+# must not have it written as often.
+_VANISHED_SECONDS = 10.0
 
 
 def pool_of(slice_: ResourceSlice) -> Iterable[PoolID]:
@@ -120,11 +125,21 @@ class Publisher:
         self._execution = Execution(client, clock, recorder, gates, self._attempts)
         # Pools in which something waits until devices are free.
         self._pending: set[PoolID] = set()
-        # Resources of device plugins that have gone, by pool: since when.
+        # Resources of device plugins that have gone, and other drivers, by pool: since when.
         self._gone: dict[PoolID, Mapping[str, float]] = {}
+        self._gone_drivers: dict[PoolID, Mapping[tuple[DriverName, str], float]] = {}
         self._features: ServerFeatures | None = None
         self._probing = asyncio.Lock()
         self.queue: WorkQueue[str] = WorkQueue("publisher", max_delay=30.0)
+        self._others = OtherDrivers(
+            slices,
+            config.drivers,
+            appeared=self._look_at_node,
+            vanished=lambda node: self._look_at_node(node, after=_VANISHED_SECONDS),
+            everywhere=lambda: self._look_at_all_after(_OTHERS_SECONDS),
+            held=self._held,
+            slices_of=lambda pool: slices.by_index(POOL_INDEX, pool),
+        )
         self._follow()
 
     @property
@@ -164,14 +179,16 @@ class Publisher:
         )
         self._slices.add_handler(
             Handler(
-                added=self._slice_changed,
-                updated=lambda _, s: self._slice_changed(s),
+                added=self._slice_added,
+                updated=self._slice_updated,
                 deleted=self._slice_deleted,
             )
         )
         if self._loans is not None:
             self._loans.asking.listen(lambda pool: self.queue.add(inventory_name(pool.pool, pool.driver)))
-        self._nodes.add_handler(Handler(added=self._node_changed, updated=self._node_updated))
+        self._nodes.add_handler(
+            Handler(added=lambda n: self._look_at_node(n.metadata.name), updated=self._node_updated)
+        )
         if self._policies is not None:
             self._policies.informer.add_handler(
                 Handler(
@@ -186,6 +203,10 @@ class Publisher:
         for inventory in self._inventories.items():
             self.queue.add(inventory.metadata.name)
 
+    def _look_at_all_after(self, seconds: float) -> None:
+        for inventory in self._inventories.items():
+            self.queue.add_after(inventory.metadata.name, seconds)
+
     def look_at_pending(self) -> None:
         """Look again at pools in which something waits until devices are free."""
         for pool in self._pending:
@@ -195,8 +216,23 @@ class Publisher:
         if slice_.spec.driver in self._config.drivers and slice_.spec.node_name:
             self.queue.add(inventory_name(slice_.spec.node_name, slice_.spec.driver))
 
+    def _slice_added(self, slice_: ResourceSlice) -> None:
+        self._slice_changed(slice_)
+        self._look_beside(slice_)
+
+    def _slice_updated(self, old: ResourceSlice, new: ResourceSlice) -> None:
+        self._slice_changed(new)
+        if [d.name for d in old.spec.devices] != [d.name for d in new.spec.devices]:
+            self._look_beside(new)
+
+    def _look_beside(self, slice_: ResourceSlice) -> None:
+        """Look at the pools that our other drivers have on the node of a slice of ours."""
+        if slice_.spec.driver in self._config.drivers and slice_.spec.node_name:
+            self._look_at_node(slice_.spec.node_name)
+
     def _slice_deleted(self, slice_: ResourceSlice) -> None:
         self._slice_changed(slice_)
+        self._look_beside(slice_)
         if slice_.spec.node_name:
             name = inventory_name(slice_.spec.node_name, slice_.spec.driver)
             inventory = self._inventories.get_by_name(name)
@@ -210,6 +246,7 @@ class Publisher:
     def _inventory_deleted(self, inventory: DeviceInventory) -> None:
         self._attempts.happened(inventory, EpochEvent.INVENTORY_DELETED)
         self._gone.pop(pool_of_inventory(inventory), None)
+        self._gone_drivers.pop(pool_of_inventory(inventory), None)
         self._pace.forget(inventory)
         self._uuids.remove(inventory.metadata.name)
         self._forget(inventory)
@@ -225,19 +262,21 @@ class Publisher:
         if old.spec != new.spec or old.metadata.deletion_timestamp != new.metadata.deletion_timestamp:
             self.look_at_all()
 
-    def _node_changed(self, node: Node) -> None:
+    def _look_at_node(self, node_name: str, after: float = 0.0) -> None:
         for driver in self._config.drivers:
-            self.queue.add(inventory_name(node.metadata.name, driver))
+            name = inventory_name(node_name, driver)
+            if after:
+                self.queue.add_after(name, after)
+            else:
+                self.queue.add(name)
 
     def _node_updated(self, old: Node, node: Node) -> None:
-        labels = (
-            self._policies is not None
-            and old.metadata.labels != node.metadata.labels
-            and self._policies.looks_at_labels
+        labels = old.metadata.labels != node.metadata.labels and (
+            self._others.looks_at_labels or (self._policies is not None and self._policies.looks_at_labels)
         )
         plugins = self._extended is not None and self._extended.concerns(old, node)
         if labels or plugins or old.metadata.uid != node.metadata.uid:
-            self._node_changed(node)
+            self._look_at_node(node.metadata.name)
 
     # --- one pool -------------------------------------------------------------------------------------------
 
@@ -345,7 +384,9 @@ class Publisher:
             usage=_usage(assumed, pool, slices),
             withholds=extended is not None,
             classes=extended.classes if extended is not None else (),
+            elsewhere=self._others.elsewhere(inventory, node),
             gone=self._gone.get(pool, {}),
+            gone_drivers=self._gone_drivers.get(pool, {}),
             leaving=extended.leaving if extended is not None else 0.0,
             handover=self._gates.handover(pool),
             doubts=self._uuids.doubts(inventory.metadata.name),
@@ -359,17 +400,22 @@ class Publisher:
             now=self._clock.monotonic(),
         )
 
+    def _held(self, pool: PoolID) -> Iterable[str]:
+        """Return the devices of any driver's pool that claims have."""
+        if self._assume_cache is None:
+            return ()
+        state = self._assume_cache.taken(pool)
+        return (*state.devices, *state.shares)
+
     def _remember(self, inventory: DeviceInventory, plan: PublicationPlan) -> None:
         """Keep what the next look and others need to know of this one."""
         if plan.verdict is Verdict.LEFT_TO_NODE:
             self._forget(inventory)
         if plan.desired is None:
             return
-        if plan.gone:
-            self._gone[plan.pool] = plan.gone
-        else:
-            self._gone.pop(plan.pool, None)
-        if plan.desired.pending:
+        self._gone[plan.pool], self._gone_drivers[plan.pool] = plan.gone, plan.gone_drivers
+        waits = any(other.presence is Presence.HOLDS for other in plan.desired.other_drivers)
+        if plan.desired.pending or waits:
             self._pending.add(plan.pool)
         else:
             self._pending.discard(plan.pool)

@@ -20,6 +20,7 @@ from dra_driver.api.own.inventory import (
     NODE_PUBLISHES,
     DeviceInventory,
     LentUnit,
+    OtherDriverNote,
     Publication,
     inventory_name,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "newest_generation",
     "owner_of",
     "raw_loans",
+    "raw_other_drivers",
     "raw_publication",
     "recorded_allocator",
     "refusal_of",
@@ -78,7 +80,7 @@ def recorded_allocator(publication: Publication) -> AllocatorRecord:
 def raw_publication(publication: Publication) -> dict[str, Any]:
     """Return every field, also those with default values: a merge patch keeps what it does not name.
 
-    All but ``lent``, which is noted by itself (``raw_loans``): nothing else may change it.
+    All but what is noted by itself, before slices change: ``raw_loans`` and ``raw_other_drivers``.
     """
     return {
         "epoch": publication.epoch,
@@ -94,6 +96,12 @@ def raw_publication(publication: Publication) -> dict[str, Any]:
 def raw_loans(lent: Iterable[LentUnit]) -> dict[str, Any]:
     """Return the note of what is lent, as a field of ``status.publication``."""
     return {"lent": [{"unit": one.unit, "devices": list(one.devices)} for one in lent]}
+
+
+def raw_other_drivers(notes: Iterable[OtherDriverNote]) -> dict[str, Any]:
+    """Return the note of other drivers, as a field of ``status.publication``."""
+    found = [{"driver": n.driver, "pools": list(n.pools), "devices": list(n.devices)} for n in notes]
+    return {"otherDrivers": found}
 
 
 def missing_slices(publication: Publication, present: Collection[str]) -> tuple[str, ...]:

@@ -10,7 +10,9 @@ one passed in; ``dra_driver.kube.slices`` carries a plan out.
 from __future__ import annotations
 
 from dra_driver.publishing.device_plugins import LEAVING_SECONDS, CountedResources, count_resources
-from dra_driver.publishing.plan import PublicationPlan, Seen, Verdict, is_due, plan_publication
+from dra_driver.publishing.other_drivers import Elsewhere
+from dra_driver.publishing.plan import is_due, plan_publication
+from dra_driver.publishing.seen import PublicationPlan, Seen, Verdict
 from dra_driver.publishing.steps import Announce, DeleteSlice, NoteAttempt, NoteStatus, Step, WriteSlice
 
 __all__ = [
@@ -18,6 +20,7 @@ __all__ = [
     "Announce",
     "CountedResources",
     "DeleteSlice",
+    "Elsewhere",
     "NoteAttempt",
     "NoteStatus",
     "PublicationPlan",

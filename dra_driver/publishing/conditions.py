@@ -13,12 +13,15 @@ from dra_driver.ownership import PoolAllocator
 from dra_driver.resourceslice import (
     GATES,
     DesiredPool,
+    OtherDriver,
+    Presence,
     ServerFeatures,
     Withheld,
 )
 
 __all__ = [
     "DEVICE_PLUGIN_PRESENT",
+    "OTHER_DRIVER_PRESENT",
     "PUBLISHED",
     "cut",
     "is_withheld",
@@ -32,8 +35,14 @@ __all__ = [
 
 PUBLISHED: Final = "Published"
 DEVICE_PLUGIN_PRESENT: Final = "DevicePluginPresent"
+OTHER_DRIVER_PRESENT: Final = "OtherDriverPresent"
 _LONGEST: Final = 2000
 _BY_POLICY: Final = "set besideDevicePlugin: publish in a DevicePolicy for devices that it leaves alone"
+_OTHERS_BY_POLICY: Final = (
+    "set besideOtherDriver: publish in a DevicePolicy for devices that it never gives to pods"
+)
+# Devices that are named, of each other driver.
+_NAMED: Final = 4
 
 
 def published(
@@ -42,6 +51,7 @@ def published(
     *,
     draining: bool = False,
     publish_anyway: str = _BY_POLICY,
+    publish_beside_others: str = _OTHERS_BY_POLICY,
 ) -> Condition:
     """Return what was published, what was left out, and which feature gate would be needed for more.
 
@@ -50,10 +60,14 @@ def published(
         features: what the server keeps.
         draining: the pool is on its way to the controller, which does not allocate from it yet.
         publish_anyway: how an admin publishes what is withheld because of a device plugin.
+        publish_beside_others: the same of what is withheld because of another driver.
     """
-    withheld = "; ".join(_withheld(w, desired.node_name, publish_anyway) for w in desired.withheld)
+    texts = [_withheld(w, desired.node_name, publish_anyway) for w in desired.withheld]
+    texts += [_had(o, desired.node_name, publish_beside_others) for o in desired.other_drivers]
+    withheld = "; ".join(texts)
+    why_withheld = DEVICE_PLUGIN_PRESENT if desired.withheld else OTHER_DRIVER_PRESENT
     if withheld and not desired.devices:
-        return _not_published(DEVICE_PLUGIN_PRESENT, withheld)
+        return _not_published(why_withheld, withheld)
     slices = len(desired.slices)
     text = (
         f"{desired.devices} device{'s' * (desired.devices != 1)} in {slices} "
@@ -79,7 +93,7 @@ def published(
         reason = "ChangingHands"
         text += f"; it goes to the {_WHO[desired.wanted]} when what is under way has ended"
     elif withheld:
-        reason = DEVICE_PLUGIN_PRESENT
+        reason = why_withheld
     elif desired.problems:
         reason = "PublishedInPart"
     elif desired.doubts:
@@ -107,6 +121,31 @@ def _withheld(withheld: Withheld, node: str, publish_anyway: str) -> str:
         f"a device plugin hands out {plugin.text} on node {node}: {whose} here are withheld, because they "
         f"would be given away twice. Remove the device plugin from the node, or {publish_anyway}"
     )
+
+
+def _had(other: OtherDriver, node: str, publish_anyway: str) -> str:
+    number = len(other.devices)
+    named = ", ".join(sorted(other.devices)[:_NAMED]) + (", …" if number > _NAMED else "")
+    whose = f"{number} device{'s' * (number != 1)} ({named})"
+    match other.presence:
+        case Presence.PUBLISHES:
+            return (
+                f"DRA driver {other.driver} publishes {whose} of node {node}, too: withheld, because they "
+                "would be given away twice. Keep that driver off the node, delete ResourceSlices that it has "
+                f"left behind, or {publish_anyway}"
+            )
+        case Presence.HOLDS:
+            pools = ", ".join(other.pools[:_NAMED])
+            return (
+                f"DRA driver {other.driver} published {whose} of node {node}, and claims still have, or may "
+                f"have, devices of its pool {pools}: withheld here until they have none. Drain the node, or "
+                f"{publish_anyway}"
+            )
+        case Presence.LEAVES:
+            return (
+                f"DRA driver {other.driver} published {whose} of node {node} until a moment ago: published "
+                "here when it stays away"
+            )
 
 
 _WHO: Final = {PoolAllocator.CONTROLLER: "controller", PoolAllocator.SCHEDULER: "scheduler"}
@@ -142,8 +181,9 @@ def same(present: Iterable[Condition], condition: Condition) -> bool:
 
 
 def is_withheld(present: Iterable[Condition]) -> bool:
-    """Whether the condition says that devices are withheld because of a device plugin."""
-    return any(c.type == PUBLISHED and c.reason == DEVICE_PLUGIN_PRESENT for c in present)
+    """Whether the condition says that devices are withheld because of a device plugin or another driver."""
+    reasons = (DEVICE_PLUGIN_PRESENT, OTHER_DRIVER_PRESENT)
+    return any(c.type == PUBLISHED and c.reason in reasons for c in present)
 
 
 def merged(present: Iterable[Condition], condition: Condition, now: str) -> list[dict[str, Any]]:

@@ -8,7 +8,6 @@ have ended (the tables of ``epochs``, ``handover`` and ``freeze`` say why).
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
@@ -17,8 +16,7 @@ import msgspec
 
 from dra_driver.api.core import Node
 from dra_driver.api.own.inventory import NODE_PUBLISHES, DeviceInventory, Publication
-from dra_driver.api.own.policy import DevicePolicy
-from dra_driver.api.resource import Condition, DeviceClass, ResourceSlice
+from dra_driver.api.resource import Condition
 from dra_driver.ownership import (
     CREATED_BY_CONTROLLER,
     CREATED_BY_NODE,
@@ -30,6 +28,7 @@ from dra_driver.ownership import (
     owner_of,
     pool_of_inventory,
     raw_loans,
+    raw_other_drivers,
     raw_publication,
     recorded_allocator,
     refusal_of,
@@ -37,7 +36,7 @@ from dra_driver.ownership import (
     slices_of_node,
 )
 from dra_driver.publishing import conditions
-from dra_driver.publishing.device_plugins import LEAVING_SECONDS, CountedResources, count_resources
+from dra_driver.publishing.device_plugins import CountedResources, count_resources
 from dra_driver.publishing.epochs import (
     EPOCH_TRANSITIONS,
     EpochEffect,
@@ -45,10 +44,9 @@ from dra_driver.publishing.epochs import (
     EpochState,
     epoch_state,
 )
-from dra_driver.publishing.freeze import Freeze, changes_forms
+from dra_driver.publishing.freeze import changes_forms
 from dra_driver.publishing.handover import Handover, HandoverEffect, HandoverFacts, look
 from dra_driver.publishing.loans import (
-    Lending,
     Loan,
     PoolFacts,
     PoolLook,
@@ -57,11 +55,12 @@ from dra_driver.publishing.loans import (
     notes,
     untainted_devices,
 )
+from dra_driver.publishing.other_drivers import OtherDrivers, look_at_other_drivers
+from dra_driver.publishing.seen import PublicationPlan, Seen, Verdict
 from dra_driver.publishing.steps import Announce, DeleteSlice, NoteAttempt, NoteStatus, Step, WriteSlice
 from dra_driver.resourceslice import (
     DesiredPool,
     PublishOptions,
-    ServerFeatures,
     SlicePlan,
     Usage,
     build_slices,
@@ -70,123 +69,7 @@ from dra_driver.resourceslice import (
     plan_slices,
 )
 
-__all__ = [
-    "PublicationPlan",
-    "Seen",
-    "Verdict",
-    "is_due",
-    "plan_publication",
-]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What a publisher knows of a pool when it looks at it.
-
-    Attributes:
-        inventory: of the pool.
-        node: that the inventory names; if None, it is not there (yet).
-        slices: of the driver with this pool's name, whoever made them.
-        features: what the API server keeps.
-        by_node: whether the publisher is the agent of the node (``--publish=node``), not the controller.
-        allocator: who allocates where no policy says.
-        policies: those that match the node.
-        usage: what claims hold of the pool, assumed allocations included.
-        withholds: whether devices that a device plugin hands out are withheld.
-        classes: DeviceClasses that serve an extended resource.
-        gone: device plugins that have gone, as of the last look.
-        leaving: seconds for which what has gone goes on counting.
-        handover: whose the pool is, as of the last look.
-        doubts: what of the inventory can hardly be true, for people.
-        refusal: why kube-scheduler could allocate from a tainted pool all the same; empty if it cannot.
-        writing: whether an allocation from the pool is being written.
-        claims_seen: whether all claims that the API server has are known; if None, they were not read again.
-        drain: seconds between the last decision of one allocator and the first of the other.
-        freeze: whether the pool is frozen, as of the last look.
-        lending: what is known of loans.
-        begun: the epoch for which this process has begun to create slices, with every write answered.
-        now: monotonic time in seconds.
-    """
-
-    inventory: DeviceInventory
-    node: Node | None
-    slices: tuple[ResourceSlice, ...]
-    features: ServerFeatures
-    by_node: bool = False
-    allocator: PoolAllocator = PoolAllocator.SCHEDULER
-    policies: tuple[DevicePolicy, ...] = ()
-    usage: Usage = field(default_factory=Usage)
-    withholds: bool = True
-    classes: tuple[DeviceClass, ...] = ()
-    gone: Mapping[str, float] = field(default_factory=dict)
-    leaving: float = LEAVING_SECONDS
-    handover: Handover = field(default_factory=Handover)
-    doubts: tuple[str, ...] = ()
-    refusal: str = ""
-    writing: bool = False
-    claims_seen: bool | None = None
-    drain: float = 0.0
-    freeze: Freeze = field(default_factory=Freeze)
-    lending: Lending = field(default_factory=Lending)
-    begun: int = 0
-    now: float = 0.0
-
-
-class Verdict(enum.Enum):
-    """What the inventory is to the publisher."""
-
-    PUBLISHES = "it publishes the pool, as far as the epoch allows"
-    REFUSED = "the inventory is not believed"
-    NO_NODE = "there is no such Node yet"
-    LEFT_TO_NODE = "the agent of the node publishes"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublicationPlan:
-    """What is to be done about a pool. Every write is under the resourceVersion of what was seen.
-
-    Attributes:
-        pool: which one.
-        verdict: where it is not ``PUBLISHES``, only conditions are written.
-        reason: why the inventory is refused.
-        steps: in order.
-        desired: what should be published; None where that was not looked into.
-        slices: how the slices become that, whether or not the epoch allows it.
-        state: how far the publication was.
-        handover: whose the pool is from now on.
-        handover_effects: what follows from that.
-        freezes: whether the allocator must leave the pool alone while the steps are carried out, and until
-            the informer shows what they wrote.
-        loans: what is lent from now on, by unit.
-        loans_read_claims: whether the claims have to be read again because of that.
-        gone: device plugins that have gone, for the next look.
-        again: seconds after which to look again although nothing has changed; 0: not.
-    """
-
-    pool: PoolID
-    verdict: Verdict = Verdict.PUBLISHES
-    reason: str = ""
-    steps: tuple[Step, ...] = ()
-    desired: DesiredPool | None = None
-    slices: SlicePlan | None = None
-    state: EpochState = EpochState.UNPUBLISHED
-    handover: Handover = field(default_factory=Handover)
-    handover_effects: tuple[HandoverEffect, ...] = ()
-    freezes: bool = False
-    loans: Mapping[str, Loan] = field(default_factory=dict)
-    loans_read_claims: bool = False
-    gone: Mapping[str, float] = field(default_factory=dict)
-    again: float = 0.0
-
-    @property
-    def reads_claims(self) -> bool:
-        """Whether the claims have to be read again, and then the pool looked at again."""
-        return self.handover_reads_claims or self.loans_read_claims
-
-    @property
-    def handover_reads_claims(self) -> bool:
-        """Whether that is for the handover: what is read for another reason may be too early for it."""
-        return HandoverEffect.READ_CLAIMS in self.handover_effects
+__all__ = ["is_due", "plan_publication"]
 
 
 def is_due(seen: Seen) -> bool:
@@ -215,19 +98,9 @@ def plan_publication(seen: Seen) -> PublicationPlan:
 
 def _plan(seen: Seen, pool: PoolID, node: Node) -> PublicationPlan:
     publication = seen.inventory.status.publication
-    counted = CountedResources()
-    if seen.withholds:
-        served = [c.spec.extended_resource_name or "" for c in seen.classes]
-        counted = count_resources(
-            publication.withheld_for,
-            node.status.capacity,
-            served,
-            gone=seen.gone,
-            now=seen.now,
-            seconds=seen.leaving,
-        )
+    beside = _beside(seen, node)
     state = _state(seen)
-    made = _desired(seen, counted, state)
+    made = _desired(seen, beside, state)
     desired = made.desired
     # Slices that are created have every device tainted: such a write replaces nothing, and may come at any
     # time. Within an epoch they come last, and what is lent first; otherwise nothing is lent.
@@ -251,9 +124,47 @@ def _plan(seen: Seen, pool: PoolID, node: Node) -> PublicationPlan:
         freezes=writes and (seen.freeze.blocked or changes_forms(todo, seen.slices)),
         loans=made.look.loans,
         loans_read_claims=made.look.reads_claims,
-        gone=counted.gone,
-        again=min((s for s in (made.again, made.look.again, counted.again) if s), default=0.0),
+        gone=beside.plugins.gone,
+        gone_drivers=beside.drivers.gone,
+        again=min((s for s in (made.again, made.look.again, *beside.again) if s), default=0.0),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Beside:
+    """What else hands out devices of the node."""
+
+    plugins: CountedResources = field(default_factory=CountedResources)
+    drivers: OtherDrivers = field(default_factory=OtherDrivers)
+
+    @property
+    def again(self) -> tuple[float, float]:
+        """Seconds after which another answer may be due, of each; 0: none is."""
+        return self.plugins.again, self.drivers.again
+
+
+def _beside(seen: Seen, node: Node) -> _Beside:
+    publication = seen.inventory.status.publication
+    plugins, drivers = CountedResources(), OtherDrivers()
+    if seen.withholds:
+        plugins = count_resources(
+            publication.withheld_for,
+            node.status.capacity,
+            [c.spec.extended_resource_name or "" for c in seen.classes],
+            gone=seen.gone,
+            now=seen.now,
+            seconds=seen.leaving,
+        )
+    if seen.elsewhere is not None:
+        drivers = look_at_other_drivers(
+            publication.other_drivers,
+            seen.elsewhere,
+            driver=seen.inventory.spec.driver,
+            gone=seen.gone_drivers,
+            now=seen.now,
+            seconds=seen.leaving,
+        )
+    return _Beside(plugins, drivers)
 
 
 def _state(seen: Seen) -> EpochState:
@@ -288,12 +199,12 @@ class _Desired:
     again: float = 0.0
 
 
-def _desired(seen: Seen, counted: CountedResources, state: EpochState) -> _Desired:
+def _desired(seen: Seen, beside: _Beside, state: EpochState) -> _Desired:
     if seen.by_node:
-        return _Desired(_build(seen, counted, PoolAllocator.SCHEDULER, seen.usage))
+        return _Desired(_build(seen, beside, PoolAllocator.SCHEDULER, seen.usage))
     # A pool that its node is to publish goes to kube-scheduler first, in the order that keeps it safe.
     to_node = seen.inventory.spec.publisher == NODE_PUBLISHES
-    desired = _build(seen, counted, PoolAllocator.SCHEDULER if to_node else None, seen.usage)
+    desired = _build(seen, beside, PoolAllocator.SCHEDULER if to_node else None, seen.usage)
     facts = HandoverFacts(
         record=recorded_allocator(seen.inventory.status.publication),
         slices=seen.slices,
@@ -309,7 +220,7 @@ def _desired(seen: Seen, counted: CountedResources, state: EpochState) -> _Desir
     refusal = seen.refusal if desired.allocator is PoolAllocator.CONTROLLER else ""
     loans = untainted_devices(lent.loans) - seen.lending.recalled
     if handover.state.allocator is not desired.allocator or lent.loans:
-        desired = _build(seen, counted, handover.state.allocator, _held(seen, lent.loans), loans)
+        desired = _build(seen, beside, handover.state.allocator, _held(seen, lent.loans), loans)
     # kube-scheduler needs the counters of a pool from which it can allocate something.
     withholds = (
         seen.lending.withholds_counters and desired.allocator is PoolAllocator.CONTROLLER and not loans
@@ -356,7 +267,7 @@ def _held(seen: Seen, loans: Mapping[str, Loan]) -> Usage:
 
 def _build(
     seen: Seen,
-    counted: CountedResources,
+    beside: _Beside,
     forced: PoolAllocator | None,
     usage: Usage,
     loans: frozenset[str] = frozenset(),
@@ -367,7 +278,8 @@ def _build(
         usage,
         options=PublishOptions(allocator=seen.allocator, forced=forced),
         features=seen.features,
-        plugins=handed_out(counted.amounts, seen.classes),
+        plugins=handed_out(beside.plugins.amounts, seen.classes),
+        others=beside.drivers.found,
         loans=loans,
     )
 
@@ -394,10 +306,16 @@ class _Steps:
         self._record = AllocatorRecord.SCHEDULER if seen.by_node else handover.state.record
 
     def all(self) -> Iterator[Step]:
-        """Yield them in order; what is lent is noted whatever the epoch says, before slices change."""
+        """Yield them in order; what is lent, and what other drivers have, is noted whatever the epoch says.
+
+        It is noted before slices change: a publisher that is killed in between must not forget it.
+        """
         lent = notes(self._loans)
         if lent != self._publication.lent and not self._seen.by_node:
             yield NoteStatus(raw_loans(lent))
+        others = self._desired.other_driver_notes
+        if others != self._publication.other_drivers:
+            yield NoteStatus(raw_other_drivers(others))
         effects = _effects(self._seen, self._state)
         if EpochEffect.UPDATE_SLICES in effects and self._todo.creates:
             return
@@ -442,6 +360,7 @@ class _Steps:
             devices=self._desired.devices,
             allocator=self._record.value,
             withheld_for=self._desired.withheld_for,
+            other_drivers=present.other_drivers,
             lent=present.lent,
         )
         if self._notes_allocator():
@@ -461,9 +380,11 @@ class _Steps:
         if not seen.by_node:
             draining = self._record is AllocatorRecord.DRAINING
             return conditions.published(desired, seen.features, draining=draining)
-        # Of device plugins only: all else is the controller's to say, where there is one.
-        if desired.withheld:
-            return conditions.published(desired, seen.features, publish_anyway=_BY_FLAG)
+        # Of what else hands out devices only: the rest is the controller's to say, where there is one.
+        if desired.withheld or desired.other_drivers:
+            return conditions.published(
+                desired, seen.features, publish_anyway=_BY_FLAG, publish_beside_others=_OTHERS_BY_FLAG
+            )
         if conditions.is_withheld(seen.inventory.status.conditions):
             return conditions.left_to_node()
         return None
@@ -476,6 +397,9 @@ class _Steps:
 
 
 _BY_FLAG: Final = "start the node agent with --beside-device-plugin=publish if the plugin leaves them alone"
+_OTHERS_BY_FLAG: Final = (
+    "start the node agent with --beside-other-driver=publish if that driver never gives them to pods"
+)
 
 
 def _note_condition(inventory: DeviceInventory, condition: Condition) -> Iterator[Step]:

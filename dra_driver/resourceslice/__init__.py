@@ -24,6 +24,7 @@ from dra_driver.resourceslice.devices import (
     PENDING_TAINT,
     clean_devices,
 )
+from dra_driver.resourceslice.other_drivers import OtherDriver, Presence, identities, is_of_one_node
 from dra_driver.resourceslice.plan import SlicePlan, SliceWrite, altered, plan_slices
 from dra_driver.resourceslice.policies import Overridden, PolicyOutcome, merge_policies
 from dra_driver.resourceslice.sharing import SHARES
@@ -46,11 +47,13 @@ __all__ = [
     "PENDING_TAINT",
     "SHARES",
     "DesiredPool",
+    "OtherDriver",
     "Overridden",
     "Pending",
     "PluginDevices",
     "PolicyOutcome",
     "PoolAllocator",
+    "Presence",
     "PublishOptions",
     "ServerFeatures",
     "SliceContent",
@@ -64,6 +67,8 @@ __all__ = [
     "counted",
     "extended_resource_conflicts",
     "handed_out",
+    "identities",
+    "is_of_one_node",
     "is_well_known",
     "merge_policies",
     "plan_slices",

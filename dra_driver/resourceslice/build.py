@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from dra_driver.api.meta import DriverName, PoolName
@@ -13,6 +14,7 @@ from dra_driver.api.resource import CounterSet, Device
 from dra_driver.ownership import PoolAllocator
 from dra_driver.resourceslice.device_plugins import PluginDevices
 from dra_driver.resourceslice.devices import clean_devices, has_lists
+from dra_driver.resourceslice.other_drivers import OtherDriver
 from dra_driver.resourceslice.policies import PolicyOutcome, PoolSettings, merge_policies
 from dra_driver.resourceslice.published import Forms, PublishedDevice
 from dra_driver.resourceslice.types import (
@@ -42,6 +44,7 @@ def build_slices(
     options: PublishOptions | None = None,
     features: ServerFeatures | None = None,
     plugins: Sequence[PluginDevices] = (),
+    others: Sequence[OtherDriver] = (),
     loans: Collection[str] = (),
 ) -> DesiredPool:
     """Return the slices that should exist for an inventory. Health is in the inventory.
@@ -54,8 +57,9 @@ def build_slices(
     out and the pool cannot be allocated by the controller; without counters there are whole devices only;
     without multiple allocations nothing is shared; without lists an attribute has its first value.
 
-    What a device plugin of the node hands out is left out whole and in parts, unless a policy publishes it
-    all the same. Claims that hold such devices keep them; nothing new is allocated from them.
+    What a device plugin of the node hands out, or another driver publishes, is left out whole and in parts,
+    unless a policy publishes it all the same. Claims that hold such devices keep them; nothing new is
+    allocated from them.
 
     In a pool that the controller allocates, devices that are lent have no taint of ours and come first:
     kube-scheduler takes counters for a device before it looks at its taints, and does not give them back.
@@ -67,6 +71,7 @@ def build_slices(
         options: how the pool is published; if None, the defaults.
         features: what the API server keeps; if None, every field.
         plugins: what device plugins hand out on the node.
+        others: what other drivers have of the pool.
         loans: names of devices that are lent to kube-scheduler.
     """
     options = options or PublishOptions()
@@ -80,14 +85,18 @@ def build_slices(
     forms = Forms(settings, usage or Usage(), features, problems)
     found = {d.name: d for d in inventory.spec.devices}
     withheld: Counter[int] = Counter()
+    elsewhere: dict[OtherDriver, set[str]] = {}
     for device in devices:
         made = Forms(settings, usage or Usage(), features, [])
         made.add(found[device.name], device)
         taken = _handed_out(plugins, inventory.spec.driver, device, made, settings)
-        if taken is None:
-            forms.join(made)
-        else:
+        rivals = _had_by(others, device, made, settings)
+        for other in rivals:
+            elsewhere.setdefault(other, set()).add(device.name)
+        if taken is not None:
             withheld[taken] += 1
+        elif not rivals:
+            forms.join(made)
     if inventory.spec.truncated:
         problems.append(f"{inventory.spec.truncated} devices did not fit into the inventory")
     protected = allocator is PoolAllocator.CONTROLLER
@@ -111,6 +120,7 @@ def build_slices(
         sources=settings.sources,
         partitioned=bool(forms.counters),
         withheld=tuple(Withheld(plugins[i], withheld[i]) for i in sorted(withheld)),
+        other_drivers=tuple(replace(o, devices=frozenset(elsewhere[o])) for o in others if o in elsewhere),
     )
 
 
@@ -127,6 +137,16 @@ def _handed_out(
         return None
     candidates = (device, *(form.base for form in made.forms))
     return next((i for i, p in enumerate(plugins) if any(p.serves(driver, c) for c in candidates)), None)
+
+
+def _had_by(
+    others: Sequence[OtherDriver], device: Device, made: Forms, settings: PoolSettings
+) -> tuple[OtherDriver, ...]:
+    """Return the other drivers that have the device, of which something would be published."""
+    of_device = settings.devices.get(device.name)
+    if not made.forms or (of_device is not None and of_device.beside_other_driver == PUBLISH):
+        return ()
+    return tuple(other for other in others if device.name in other.devices)
 
 
 def _preference(form: PublishedDevice) -> tuple[bool, int, str, str]:

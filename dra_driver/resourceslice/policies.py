@@ -21,9 +21,13 @@ if TYPE_CHECKING:
 
 __all__ = ["DeviceSettings", "Overridden", "PolicyOutcome", "PoolSettings", "merge_policies"]
 
-_SCALARS: Final = ("hide", "share", "partitions", "health", "besideDevicePlugin")
+_SCALARS: Final = ("hide", "share", "partitions", "health", "besideDevicePlugin", "besideOtherDriver")
 # Fields whose names in Python are not those of the API, which people read.
-_MEMBERS: Final = {"nodePolicy": "node_policy", "besideDevicePlugin": "beside_device_plugin"}
+_MEMBERS: Final = {
+    "nodePolicy": "node_policy",
+    "besideDevicePlugin": "beside_device_plugin",
+    "besideOtherDriver": "beside_other_driver",
+}
 _DEFAULT_HEALTH: Final = HealthPolicy()
 
 
@@ -42,6 +46,7 @@ class DeviceSettings:
     partitions: PartitionPolicy | None = None
     health: HealthPolicy = _DEFAULT_HEALTH
     beside_device_plugin: str = ""
+    beside_other_driver: str = ""
     sources: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -205,6 +210,7 @@ class _Merge:
             if health is not None and isinstance(health[0], HealthPolicy)
             else _DEFAULT_HEALTH,
             beside_device_plugin=str(chosen.get("besideDevicePlugin", ("", ""))[0]),
+            beside_other_driver=str(chosen.get("besideOtherDriver", ("", ""))[0]),
             sources=sources,
         )
         return self._share_or_partitions(result, ranked)

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from dra_driver.api.meta import DriverName, PoolName
+from dra_driver.api.own.inventory import OtherDriverNote
 from dra_driver.api.resource import CounterSet, Device
 from dra_driver.ownership import PoolAllocator
 from dra_driver.resourceslice.device_plugins import PluginDevices
+from dra_driver.resourceslice.other_drivers import OtherDriver
 from dra_driver.resourceslice.policies import PolicyOutcome
 
 __all__ = [
@@ -25,7 +27,7 @@ __all__ = [
 ]
 
 
-# Most resources that status.publication names; the CRD allows no more.
+# Most resources that status.publication names, other drivers, and pools of one; the CRD allows no more.
 MAX_WITHHELD_FOR: Final = 16
 
 
@@ -158,6 +160,7 @@ class DesiredPool:
         partitioned: whether there are counters.
         withholds_counters: whether the counters are stored where kube-scheduler does not see them.
         withheld: devices that a device plugin of the node hands out; they are not in the slices.
+        other_drivers: those that have devices of the pool, which are not in the slices either.
         refusal: why the controller does not get the pool, or should not have it, though it is wanted.
         doubts: what of the inventory is published and can hardly be true, for people.
         conflicts: what people may expect of the pool and it cannot do, for people.
@@ -179,6 +182,7 @@ class DesiredPool:
     partitioned: bool = False
     withholds_counters: bool = False
     withheld: tuple[Withheld, ...] = ()
+    other_drivers: tuple[OtherDriver, ...] = ()
     refusal: str = ""
     doubts: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
@@ -192,3 +196,14 @@ class DesiredPool:
     def withheld_for(self) -> tuple[str, ...]:
         """Resources of device plugins for which devices are withheld, as ``status.publication`` has them."""
         return tuple(sorted({name for w in self.withheld for name in w.plugin.resources})[:MAX_WITHHELD_FOR])
+
+    @property
+    def other_driver_notes(self) -> tuple[OtherDriverNote, ...]:
+        """Return other drivers for which devices are withheld, as ``status.publication`` has them."""
+        notes = []
+        for driver in sorted({o.driver for o in self.other_drivers})[:MAX_WITHHELD_FOR]:
+            mine = [o for o in self.other_drivers if o.driver == driver]
+            pools = sorted({pool for o in mine for pool in o.pools})[:MAX_WITHHELD_FOR]
+            devices = sorted({name for o in mine for name in o.devices})
+            notes.append(OtherDriverNote(driver=driver, pools=tuple(pools), devices=tuple(devices)))
+        return tuple(notes)

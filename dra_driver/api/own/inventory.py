@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from dra_driver.api.meta import DriverName, Resource, Wire, WireObject
+from dra_driver.api.meta import DriverName, PoolName, Resource, Wire, WireObject
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import Condition, DeviceAttribute, DeviceCapacity
 from dra_driver.api.shared import shared, shared_attributes, shared_capacities
@@ -37,6 +37,7 @@ __all__ = [
     "InventoryDevice",
     "LentUnit",
     "OccupiedPlace",
+    "OtherDriverNote",
     "PartitionPlacement",
     "PartitionProfile",
     "Publication",
@@ -208,6 +209,20 @@ class LentUnit(Wire, frozen=True, kw_only=True):
     devices: tuple[str, ...] = ()
 
 
+class OtherDriverNote(Wire, frozen=True, kw_only=True):
+    """Devices that are withheld because another DRA driver publishes them for the same node.
+
+    Attributes:
+        driver: the other one.
+        pools: of it, in which claims may still have these devices when it has gone.
+        devices: of this inventory, by name.
+    """
+
+    driver: DriverName
+    pools: tuple[PoolName, ...] = ()
+    devices: tuple[str, ...] = ()
+
+
 class Publication(Wire, frozen=True, kw_only=True):
     """Written by the controller: what it published and for which epoch.
 
@@ -221,6 +236,7 @@ class Publication(Wire, frozen=True, kw_only=True):
         allocator: of the pool: ``scheduler``, ``controller``, or ``draining`` while it
             goes from the first to the second; empty where an older controller wrote the rest.
         withheld_for: resources of device plugins for which devices of the node are withheld.
+        other_drivers: other DRA drivers for which devices of the node are withheld.
         lent: what kube-scheduler may allocate although the pool is the controller's; noted before its taint
             is taken off, and until nothing that was decided in the meantime can be written any more.
     """
@@ -232,6 +248,7 @@ class Publication(Wire, frozen=True, kw_only=True):
     devices: int = 0
     allocator: str = ""
     withheld_for: tuple[str, ...] = ()
+    other_drivers: tuple[OtherDriverNote, ...] = ()
     lent: tuple[LentUnit, ...] = ()
 
 

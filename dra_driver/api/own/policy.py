@@ -30,7 +30,8 @@ __all__ = [
 ]
 
 
-# ``besideDevicePlugin``: devices that a device plugin of the node hands out.
+# ``besideDevicePlugin``: devices that a device plugin of the node hands out. ``besideOtherDriver``: devices
+# that another DRA driver publishes for the node.
 WITHHOLD: Final = "withhold"
 PUBLISH: Final = "publish"
 
@@ -104,6 +105,8 @@ class DevicePolicySpec(Wire, frozen=True, kw_only=True):
         attributes: added; what the node found out is never replaced.
         beside_device_plugin: of devices that a device plugin of the node seems to hand out: ``withhold`` (the
             default) or ``publish``.
+        beside_other_driver: of devices that another DRA driver publishes for the node: ``withhold`` (the
+            default) or ``publish``.
         autoscaled: whether an autoscaler adds nodes that the policy selects, so that pods which only such a
             node could serve are shown to it; absent: where ``allocator`` is ``scheduler``, but for groups.
     """
@@ -122,6 +125,7 @@ class DevicePolicySpec(Wire, frozen=True, kw_only=True):
     partitions: PartitionPolicy | None = None
     health: HealthPolicy | None = None
     beside_device_plugin: str = ""
+    beside_other_driver: str = ""
     autoscaled: bool | None = None
 
 

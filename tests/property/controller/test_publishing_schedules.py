@@ -179,7 +179,7 @@ class Pool:
                 pass
 
     def note(self, fields: Mapping[str, Any]) -> None:
-        names_ = {"withheldFor": "withheld_for"}
+        names_ = {"withheldFor": "withheld_for", "otherDrivers": "other_drivers"}
         values = {names_.get(k, k): tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
         self.set_status(publication=msgspec.structs.replace(self.publication, **values))
 
