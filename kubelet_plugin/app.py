@@ -13,6 +13,7 @@ import structlog
 from dra_driver import discovery
 from dra_driver.api.core import NODES
 from dra_driver.api.meta import DriverName, PoolName
+from dra_driver.api.own.policy import PUBLISH
 from dra_driver.discovery.core.bus.pci_binding import PciFunctions
 from dra_driver.errors import ConfigurationError, DraError
 from dra_driver.hardware import GpuInstance
@@ -36,6 +37,7 @@ from kubelet_plugin.core.registration import RegistrationState
 from kubelet_plugin.devices.activity import ActivityWatch
 from kubelet_plugin.devices.hotplug import RELEASE_FILE, Hotplug, watched
 from kubelet_plugin.devices.inventory import InventoryKeeper
+from kubelet_plugin.devices.other_drivers import OtherDrivers
 from kubelet_plugin.devices.publishing import NodePublisher
 from kubelet_plugin.devices.table import DeviceTable
 from kubelet_plugin.extensions.effects import BackendEffects
@@ -158,8 +160,8 @@ class Plugin:
         self._activity = ActivityWatch(
             self._clock, threshold=configuration.busy_percent / 100, seconds=configuration.busy_seconds
         )
-        self._keeper = self._new_keeper(settle_seconds)
         self._kubelet = PodResources(configuration.pod_resources_socket, configuration.driver_name)
+        self._keeper = self._new_keeper(settle_seconds)
         self._processes = Processes(configuration.procfs_root)
         self._reconciler = self._new_reconciler(intervals)
         self._leftovers = Leftovers(
@@ -245,6 +247,7 @@ class Plugin:
                 settings.node_name,
                 self._state,
                 beside_device_plugin=settings.beside_device_plugin,
+                others=self._new_other_drivers(),
                 clock=self._clock,
                 report=self.notices.report,
             )
@@ -260,6 +263,13 @@ class Plugin:
             activity=self._activity,
             clock=self._clock,
         )
+
+    def _new_other_drivers(self) -> OtherDrivers | None:
+        settings = self._configuration
+        if settings.beside_other_driver == PUBLISH:
+            return None
+        driver = DriverName(settings.driver_name)
+        return OtherDrivers(self._client, driver, settings.node_name, self._kubelet.list)
 
     def _new_reconciler(self, intervals: Intervals | None) -> Reconciler:
         return Reconciler(

@@ -110,6 +110,7 @@ class Configuration:
             stands for every one.
         publish: which part publishes the node's slices: ``controller`` or ``node``.
         beside_device_plugin: with ``node``: whether devices that a device plugin hands out are withheld.
+        beside_other_driver: with ``node``: whether devices that another DRA driver publishes are withheld.
         mps_launcher: what keeps the daemons running: ``systemd``, ``session`` or ``auto``.
         mps_shared_memory: that the clients of one daemon may use together as ``/dev/shm``, in bytes.
     """
@@ -147,6 +148,7 @@ class Configuration:
     passthrough_claim_namespaces: tuple[str, ...] = ()
     publish: str = "controller"
     beside_device_plugin: str = WITHHOLD
+    beside_other_driver: str = WITHHOLD
 
     @property
     def roots(self) -> dict[str, Path]:
@@ -284,11 +286,15 @@ class Configuration:
         hook = self.nvidia_cdi_hook
         if hook and not (hook.startswith("/") and (self.host_root / hook.strip("/")).is_file()):
             yield f"--nvidia-cdi-hook {hook[:80]!r}: there is no such file below --host-root {self.host_root}"
-        if self.beside_device_plugin != WITHHOLD and self.publish != "node":
-            yield (
-                f"--beside-device-plugin {self.beside_device_plugin}: needs --publish=node; where the "
-                "controller publishes, a DevicePolicy says it (besideDevicePlugin)"
-            )
+        for flag, value, field_ in (
+            ("--beside-device-plugin", self.beside_device_plugin, "besideDevicePlugin"),
+            ("--beside-other-driver", self.beside_other_driver, "besideOtherDriver"),
+        ):
+            if value != WITHHOLD and self.publish != "node":
+                yield (
+                    f"{flag} {value}: needs --publish=node; where the controller publishes, a DevicePolicy "
+                    f"says it ({field_})"
+                )
         yield from self._passthrough_findings()
         if self.metrics_address:
             try:

@@ -29,6 +29,7 @@ __all__ = [
     "IDLE_DAEMON",
     "KINDS",
     "ORPHANED_CDI_FILE",
+    "OTHER_DRIVER",
     "PARTITION_DESTROYED",
     "Notices",
 ]
@@ -44,6 +45,7 @@ FOREIGN_INSTANCE: Final = "ForeignPartition"
 HEALTH_MEMORY_DAMAGED: Final = "HealthMemoryDamaged"
 IDLE_DAEMON: Final = "IdleSharingDaemon"
 ORPHANED_CDI_FILE: Final = "OrphanedCdiFile"
+OTHER_DRIVER: Final = "OtherDriverPresent"
 PARTITION_DESTROYED: Final = "PartitionDestroyed"
 KINDS: Final = (
     CDI_FILE_WITHDRAWN,
@@ -57,6 +59,7 @@ KINDS: Final = (
     HEALTH_MEMORY_DAMAGED,
     IDLE_DAEMON,
     ORPHANED_CDI_FILE,
+    OTHER_DRIVER,
     PARTITION_DESTROYED,
 )
 

@@ -122,6 +122,7 @@ class InventoryKeeper:
         self._leads = leads
         self._settle = settle_seconds
         self._publisher = publisher
+        self._others = publisher.others if publisher is not None else None
         self._activity = activity
         self._slice_selector = f"spec.nodeName={node_name},spec.driver={driver}"
         self._slices = Informer(client, RESOURCE_SLICES, field_selector=self._slice_selector)
@@ -144,6 +145,8 @@ class InventoryKeeper:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._slices.run())
             tasks.create_task(self._inventory.run())
+            if self._others is not None:
+                tasks.create_task(self._others.run(self._wake.notify))
             tasks.create_task(self._forward(self._table.changes))
             tasks.create_task(self._forward(self._registration.changes))
             if self._activity is not None:
@@ -222,7 +225,8 @@ class InventoryKeeper:
         current = await self._sync_observations(current)
         current = await self._sync_condition(current)
         current = await self._sync_registration(current)
-        if self._publisher is not None and self._slices.synced.is_set():
+        known = self._slices.synced.is_set() and (self._others is None or self._others.known)
+        if self._publisher is not None and known:
             current = await self._publisher.publish(current, self._slices.items())
         await self._look_for_slices(current)
 

@@ -4,7 +4,7 @@ The same plan (``dra_driver.publishing``) and the same record in ``status.public
 either can take over from the other. Devices carry no taint of the controller, kube-scheduler allocates.
 DevicePolicies are the controller's, so that whole devices are published as they were found. Devices that a
 device plugin of a vendor hands out on the node are withheld here too; the agent reads its Node again and
-again for that, because its rights do not let it watch one.
+again for that, because its rights do not let it watch one. So are devices that another driver publishes.
 
 Slices are created only while the kubelet has this very process registered, once per registration epoch. While
 that is in doubt, as after the health stream was closed, slices that are there are kept true all the same. An
@@ -47,8 +47,9 @@ from dra_driver.publishing import (
 )
 from dra_driver.publishing.handover import takes_over
 from dra_driver.resourceslice import ServerFeatures
-from kubelet_plugin.core.notices import DEVICE_PLUGIN
+from kubelet_plugin.core.notices import DEVICE_PLUGIN, OTHER_DRIVER
 from kubelet_plugin.core.registration import RegistrationState
+from kubelet_plugin.devices.other_drivers import OtherDrivers
 
 __all__ = ["LOOK_AT_NODE_SECONDS", "TAKE_OVER_SECONDS", "NodePublisher"]
 
@@ -72,10 +73,12 @@ class NodePublisher:
         registration: whether the kubelet has this plugin.
         take_over_seconds: how long a controller that allocates the pool is given to hand it over.
         beside_device_plugin: whether devices that a device plugin of the node hands out are withheld.
+        others: other drivers of the node; if None, nothing is withheld because of them.
         clock: for conditions, for device plugins that have gone, and for the time a controller is given.
         report: called with a finding, by kind and for people.
 
     Attributes:
+        others: other drivers of the node; if None, nothing is withheld because of them.
         again: seconds after which to call ``publish`` again although nothing has changed; 0: not.
     """
 
@@ -88,6 +91,7 @@ class NodePublisher:
         take_over_seconds: float = TAKE_OVER_SECONDS,
         *,
         beside_device_plugin: str = WITHHOLD,
+        others: OtherDrivers | None = None,
         clock: Clock | None = None,
         report: Callable[[str, str], None] = lambda _kind, _text: None,
     ) -> None:
@@ -102,6 +106,8 @@ class NodePublisher:
         self._withholds = beside_device_plugin != PUBLISH
         # Resources of device plugins that have gone: since when.
         self._gone: Mapping[str, float] = {}
+        self._gone_drivers: Mapping[tuple[DriverName, str], float] = {}
+        self.others = others
         self._report = report
         self.again = 0.0
 
@@ -133,6 +139,7 @@ class NodePublisher:
             by_node=True,
             withholds=self._withholds,
             gone=self._gone,
+            gone_drivers=self._gone_drivers,
             now=self._clock.monotonic(),
         )
         if not is_due(seen):
@@ -140,12 +147,13 @@ class NodePublisher:
         if self._features is None:
             self._features = await probe_features(self._client, self._driver, self._node_name)
         node = await self._client.get(NODES, self._node_name)
-        plan = plan_publication(replace(seen, features=self._features, node=node))
+        elsewhere = await self.others.elsewhere(inventory) if self.others is not None else None
+        plan = plan_publication(replace(seen, features=self._features, node=node, elsewhere=elsewhere))
         return await self._carry_out(plan, inventory)
 
     async def _carry_out(self, plan: PublicationPlan, inventory: DeviceInventory) -> DeviceInventory:
-        self._gone = plan.gone
-        if self._withholds:
+        self._gone, self._gone_drivers = plan.gone, plan.gone_drivers
+        if self._withholds or self.others is not None:
             self.again = min(plan.again or LOOK_AT_NODE_SECONDS, LOOK_AT_NODE_SECONDS)
         try:
             inventory = await carry_out(
@@ -202,9 +210,9 @@ class _Observer:
         self._report = report
 
     def done(self, step: Step) -> None:
-        if isinstance(step, Announce) and self._plan.desired is not None and self._plan.desired.withheld:
+        if isinstance(step, Announce) and self._plan.desired is not None:
             log.warning("devices are withheld", reason=step.message)
-            self._report(DEVICE_PLUGIN, step.message)
+            self._report(DEVICE_PLUGIN if self._plan.desired.withheld else OTHER_DRIVER, step.message)
 
     def stored(self, slice_: ResourceSlice) -> None:
         pass

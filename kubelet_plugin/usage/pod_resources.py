@@ -11,7 +11,8 @@ import grpc
 import grpc.aio
 import structlog
 
-from dra_driver.api.meta import ObjectKey
+from dra_driver.api.meta import DriverName, ObjectKey, PoolName
+from dra_driver.ownership import PoolID
 from dra_driver.wire import podresources_v1_pb2, podresources_v1_pb2_grpc
 
 __all__ = ["KubeletList", "PodResources"]
@@ -25,13 +26,15 @@ _MOST_BYTES: Final = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class KubeletList:
-    """What the kubelet lists of one driver.
+    """What the kubelet lists.
 
     Attributes:
-        pods: active pods that have a device, by its CDI name.
+        pods: active pods that have a device of one driver, by its CDI name.
+        others: devices of other drivers that active pods have, by pool and name.
     """
 
     pods: Mapping[str, frozenset[ObjectKey]] = field(default_factory=dict)
+    others: frozenset[tuple[PoolID, str]] = frozenset()
 
 
 class PodResources:
@@ -69,16 +72,19 @@ class PodResources:
 
     def _of_driver(self, answer: podresources_v1_pb2.ListPodResourcesResponse) -> KubeletList:
         pods: dict[str, set[ObjectKey]] = {}
+        others: set[tuple[PoolID, str]] = set()
         for pod in answer.pod_resources:
             for container in pod.containers:
                 for claim in container.dynamic_resources:
                     for device in claim.claim_resources:
                         # The name of the driver is not in lists of kubelets before 1.34.
                         if device.driver_name and device.driver_name != self._driver:
+                            pool = PoolID(DriverName(device.driver_name), PoolName(device.pool_name))
+                            others.add((pool, device.device_name))
                             continue
                         for cdi_device in device.cdi_devices:
                             pods.setdefault(cdi_device.name, set()).add(ObjectKey(pod.namespace, pod.name))
-        return KubeletList({name: frozenset(keys) for name, keys in pods.items()})
+        return KubeletList({name: frozenset(keys) for name, keys in pods.items()}, frozenset(others))
 
     def _note(self, trouble: str) -> None:
         """Log what has changed, once."""

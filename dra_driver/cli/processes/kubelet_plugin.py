@@ -252,6 +252,13 @@ def _add_publication(parser: argparse._ActionsContainer) -> None:
         "status.capacity counts nvidia.com/gpu, for example) seems to hand out; publish only if it "
         "leaves these alone, otherwise they are given away twice",
     )
+    parser.add_argument(
+        "--beside-other-driver",
+        choices=(WITHHOLD, PUBLISH),
+        default=WITHHOLD,
+        help="with --publish=node: whether devices are published that another DRA driver publishes for the "
+        "node (with the same PCI address or UUID); publish only if one of the two never gives them to pods",
+    )
 
 
 def _add_http(parser: argparse._ActionsContainer) -> None:
@@ -309,6 +316,7 @@ def run(args: argparse.Namespace) -> int:
         passthrough_claim_namespaces=tuple(args.passthrough_claim_namespace),
         publish=args.publish,
         beside_device_plugin=args.beside_device_plugin,
+        beside_other_driver=args.beside_other_driver,
     )
     timers: list[threading.Timer] = []
     try:

@@ -307,7 +307,7 @@ rules:
   - apiGroups: [""]
     resources: [events]
     verbs: [create, patch]
-  # Whether the kubelet has wiped the node's slices.
+  # Whether the kubelet has wiped the node's slices; with --publish=node, what other drivers publish for the node.
   - apiGroups: [resource.k8s.io]
     resources: [resourceslices]
     verbs: [list, watch]

@@ -30,6 +30,8 @@ def test_pods_are_listed_by_the_cdi_names_of_this_driver(tmp_path: Path) -> None
             OURS: {("ns", "one"), ("ns", "two")},
             f"{OURS}-old": {("ns", "four")},
         }
+        # What pods have of other drivers is known by pool and device.
+        assert {(str(pool), device) for pool, device in found.others} == {("other.example.com/p", "d")}
 
     asyncio.run(main())
 
