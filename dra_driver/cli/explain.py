@@ -18,6 +18,7 @@ from dra_driver.api.core import NODES, PODS, Pod
 from dra_driver.api.meta import Resource
 from dra_driver.api.names import SYSTEM_NAMESPACE
 from dra_driver.api.own.checking import Kinds
+from dra_driver.api.own.inventory import DEVICE_INVENTORIES
 from dra_driver.api.resource import (
     DEVICE_CLASSES,
     RESOURCE_CLAIM_TEMPLATES,
@@ -38,7 +39,7 @@ from dra_driver.cli.live import showing
 from dra_driver.cli.live.lending import read_lending
 from dra_driver.cli.live.reading import Lister, Source
 from dra_driver.errors import InvalidInput
-from dra_driver.fleet import LendingShown, preemptions_of, waiting_condition
+from dra_driver.fleet import LendingShown, preemptions_of, waiting_condition, withheld_notes
 from dra_driver.kube import KubeApi
 from dra_driver.resourceclaim import pod_claims
 from dra_driver.structured import NodePolicy, with_rules
@@ -188,6 +189,7 @@ def _warn(notes: Sequence[str]) -> None:
 async def _from_cluster(source: Source, rules: Resource[DeviceTaintRule] | None, namespace: str) -> Manifests:
     """Return what the cluster has at this moment."""
     taints = await source.all(rules, without="DeviceTaintRules are left out") if rules is not None else ()
+    withheld = "which devices are not published, and why, is unknown"
     return Manifests(
         nodes=list(await source.all(NODES, without="nodes are known by what slices say of them")),
         slices=[with_rules(s, taints) for s in await source.all(RESOURCE_SLICES)],
@@ -200,6 +202,7 @@ async def _from_cluster(source: Source, rules: Resource[DeviceTaintRule] | None,
             )
         ),
         pods=list(await source.all(PODS, or_in=namespace, without="pods are not looked at")),
+        inventories=list(await source.all(DEVICE_INVENTORIES, without=withheld, optional=True)),
         source="the cluster has",
     )
 
@@ -250,14 +253,19 @@ def explained(
     chosen = _claims(manifests, targets, claims, pods, namespace)
     found = answers(manifests, chosen, policy=policy, all_drivers=all_drivers, kinds=kinds)
     fits = all(a.fits and not a.parameters.wrong for a in found)
+    withheld = () if all(a.fits for a in found) else withheld_notes(manifests.inventories)
     if output in ("json", "yaml"):
         data: dict[str, Any] = {"fits": fits, "claims": [answer_data(a) for a in found]}
+        if withheld:
+            data["withheld"] = list(withheld)
         if pods:
             data["pods"] = [_pod_data(manifests, pod, found, lending) for pod in pods]
         return Explained(common.format_data(data, output), fits)
     named = bool(targets or claims)
     report: list[Sequence[Block]] = list(_pods_report(manifests, pods, found, lending))
     report += answer_report(found, wide=output == "wide", condense=not named)
+    if withheld:
+        report.append([Line(note, "warning") for note in withheld])
     return Explained(report, fits)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from controller.allocate.plans import ClusterBuilder, plan_data
+from dra_driver.api.own.inventory import DeviceInventory
 from dra_driver.cli import common
 from dra_driver.cli.display.progress import Progress
 from dra_driver.cli.display.report import printable
@@ -21,6 +22,7 @@ from dra_driver.cli.planning.inputs import Objects
 from dra_driver.cli.planning.whose_pools import ANYBODY, allocator_for, slices_for
 from dra_driver.cli.planning.workloads import Questions, full_name
 from dra_driver.errors import ConfigurationError, DraError, InvalidInput
+from dra_driver.fleet import withheld_notes
 from dra_driver.kube import KubeApi
 from dra_driver.planning import Checks, Plan, PlannedCluster, Template, Workload, make_plan, take_in
 
@@ -91,7 +93,8 @@ def _add_cluster(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "-s", "--snapshot", metavar="FILE", nargs="+", action="extend", default=[],
         help="exported objects in place of a live cluster: kubectl get nodes,pods,resourceslices,"
-        "resourceclaims,resourceclaimtemplates,deviceclasses -A -o json",
+        "resourceclaims,resourceclaimtemplates,deviceclasses -A -o json; deviceinventories as well to be "
+        "told what is not published",
     )  # fmt: skip
     parser.add_argument(
         "--fleet",
@@ -157,6 +160,8 @@ def _run(args: argparse.Namespace, progress: Callable[[str], None], done: Callab
     gc.enable()
     with until_interrupted() as clock:
         shown = _plans(args, cluster, workloads, templates, seconds, clock, progress)
+    if any(plan.placed is None for plan, _ in shown):
+        notes += withheld_notes(_inventories(args, asked, objects))
     done()
     for note in dict.fromkeys(notes):
         print(f"note: {printable(note)}", file=sys.stderr)
@@ -316,12 +321,28 @@ def _partitions(args: argparse.Namespace) -> list[str]:
     return given or (["*"] if args.mig else [])
 
 
-async def _live(args: argparse.Namespace, notes: list[str], progress: Callable[[str], None]) -> Objects:
-    async with await KubeApi.connect(
+async def _client(args: argparse.Namespace) -> KubeApi:
+    return await KubeApi.connect(
         args.kubeconfig, context=args.context, field_manager="dra-driver-plan", user_agent="dra-driver-plan"
-    ) as client:
+    )
+
+
+async def _live(args: argparse.Namespace, notes: list[str], progress: Callable[[str], None]) -> Objects:
+    async with await _client(args) as client:
         args.namespace = args.namespace or client.namespace
         return await inputs.from_cluster(client, notes, progress)
+
+
+def _inventories(args: argparse.Namespace, asked: Objects, objects: Objects) -> list[DeviceInventory]:
+    """Return what says which devices are not published; a live cluster is asked only when that matters."""
+    if args.fleet is not None or args.snapshot:
+        return objects.inventories + asked.inventories
+
+    async def read() -> list[DeviceInventory]:
+        async with await _client(args) as client:
+            return await inputs.inventories_of(client)
+
+    return asyncio.run(read())
 
 
 def _workloads(

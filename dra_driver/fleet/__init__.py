@@ -40,6 +40,7 @@ from dra_driver.fleet.waiting import (
     set_aside_condition,
     waiting_condition,
 )
+from dra_driver.fleet.withheld import withheld_notes
 
 __all__ = [
     "CLOSED",
@@ -83,4 +84,5 @@ __all__ = [
     "shown_lending",
     "shown_preemption",
     "waiting_condition",
+    "withheld_notes",
 ]

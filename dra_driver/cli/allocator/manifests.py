@@ -21,6 +21,7 @@ import yaml
 from dra_driver.api import codec
 from dra_driver.api.core import NODES, Node, Pod
 from dra_driver.api.meta import ObjectKey, ObjectMeta, Resource, WireObject
+from dra_driver.api.own.inventory import DEVICE_INVENTORIES, DeviceInventory
 from dra_driver.api.resource import (
     DEVICE_CLASSES,
     RESOURCE_CLAIM_TEMPLATES,
@@ -67,10 +68,14 @@ __all__ = [
 ]
 
 _KINDS: dict[str, Resource[Any]] = {
-    r.kind: r for r in (RESOURCE_SLICES, RESOURCE_CLAIMS, RESOURCE_CLAIM_TEMPLATES, DEVICE_CLASSES, NODES)
-}
-# Nodes and pods have many fields that we do not model; all others are written by people, who mistype.
-_LENIENT = frozenset({"Node", "Pod"})
+    r.kind: r
+    for r in (
+        RESOURCE_SLICES, RESOURCE_CLAIMS, RESOURCE_CLAIM_TEMPLATES, DEVICE_CLASSES, NODES, DEVICE_INVENTORIES
+    )
+}  # fmt: skip
+# Nodes and pods have many fields that we do not model, DeviceInventories may be a newer driver's; all others
+# are written by people, who mistype.
+_LENIENT = frozenset({"Node", "Pod", "DeviceInventory"})
 # Characters of a text that begins with a brace and may be YAML all the same: it is read slowly.
 _LONGEST_FLOW = 1_000_000
 # Claims that a message lists.
@@ -86,7 +91,8 @@ def add_file_argument(parser: argparse._ActionsContainer) -> None:
         nargs="+",
         action="extend",
         help="manifests (YAML or JSON, several documents a file; - for stdin): ResourceSlices, "
-        "DeviceClasses, ResourceClaims, ResourceClaimTemplates, Nodes; other kinds are ignored",
+        "DeviceClasses, ResourceClaims, ResourceClaimTemplates, Nodes, DeviceInventories; other kinds are "
+        "ignored",
     )
 
 
@@ -117,6 +123,7 @@ class Manifests:
 
     Attributes:
         pods: of a live cluster; files are not searched for them.
+        inventories: say what is not published, and why.
         source: where the objects come from, as the beginning of an error message.
     """
 
@@ -125,6 +132,7 @@ class Manifests:
     classes: list[DeviceClass] = field(default_factory=list)
     claims: list[ResourceClaim] = field(default_factory=list)
     pods: list[Pod] = field(default_factory=list)
+    inventories: list[DeviceInventory] = field(default_factory=list)
     source: str = "the manifests have"
 
     def snapshot(self) -> Snapshot:
@@ -343,6 +351,8 @@ def _add(manifests: Manifests, raw: dict[str, Any], where: str) -> None:
             manifests.nodes.append(value)
         case ResourceSlice():
             manifests.slices.append(value)
+        case DeviceInventory():
+            manifests.inventories.append(value)
         case DeviceClass():
             manifests.classes.append(value)
         case ResourceClaim():

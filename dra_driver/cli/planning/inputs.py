@@ -12,6 +12,7 @@ from controller.allocate.state.taint_rules import VERSIONS, served_rules
 from dra_driver.api import codec
 from dra_driver.api.core import NODES, PODS, Node, Pod
 from dra_driver.api.meta import ObjectKey, Resource, WireObject
+from dra_driver.api.own.inventory import DEVICE_INVENTORIES, DeviceInventory
 from dra_driver.api.own.policy import DEVICE_POLICIES, DevicePolicy
 from dra_driver.api.resource import (
     DEVICE_CLASSES,
@@ -26,10 +27,10 @@ from dra_driver.api.resource import (
     device_taint_rules,
 )
 from dra_driver.cli.allocator import manifests
-from dra_driver.errors import DecodeError, Forbidden, InvalidInput
+from dra_driver.errors import DecodeError, Forbidden, InvalidInput, NotFound
 from dra_driver.ports import KubeClient
 
-__all__ = ["Objects", "RawWorkload", "from_cluster", "from_files"]
+__all__ = ["Objects", "RawWorkload", "from_cluster", "from_files", "inventories_of"]
 
 _T = TypeVar("_T", bound=WireObject)
 
@@ -38,7 +39,7 @@ _KINDS: dict[str, Resource[Any]] = {
     r.kind: r
     for r in (
         RESOURCE_SLICES, RESOURCE_CLAIMS, RESOURCE_CLAIM_TEMPLATES, DEVICE_CLASSES, NODES, PODS,
-        DEVICE_POLICIES,
+        DEVICE_POLICIES, DEVICE_INVENTORIES,
     )
 }  # fmt: skip
 
@@ -82,6 +83,7 @@ class Objects:
 
     Attributes:
         pods_known: whether pods were looked for: without them, nothing is known about CPU and memory.
+        inventories: of files: say what is not published, and why.
         workloads: objects with pods; of a cluster they are not listed.
         where: claim → file and document.
     """
@@ -94,6 +96,7 @@ class Objects:
     pods: list[Pod] = field(default_factory=list)
     rules: list[DeviceTaintRule] = field(default_factory=list)
     policies: list[DevicePolicy] = field(default_factory=list)
+    inventories: list[DeviceInventory] = field(default_factory=list)
     workloads: list[RawWorkload] = field(default_factory=list)
     where: dict[ObjectKey, str] = field(default_factory=dict)
     pods_known: bool = False
@@ -210,6 +213,8 @@ def _put(objects: Objects, value: Any, where: str) -> None:
             objects.pods_known = True
         case DevicePolicy():
             objects.policies.append(value)
+        case DeviceInventory():
+            objects.inventories.append(value)
         case _:
             raise AssertionError(f"{value} is not handled")
 
@@ -256,3 +261,11 @@ async def from_cluster(
     objects.pods_known = len(notes) == before
     objects.templates = await listed(RESOURCE_CLAIM_TEMPLATES, "give those that pods name with -f")
     return objects
+
+
+async def inventories_of(client: KubeClient) -> list[DeviceInventory]:
+    """Return the DeviceInventories of a cluster; none where they may not be read, or the kind is missing."""
+    try:
+        return list((await client.list(DEVICE_INVENTORIES)).items)
+    except (Forbidden, NotFound):
+        return []

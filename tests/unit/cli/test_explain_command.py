@@ -7,11 +7,13 @@ import itertools
 import json
 import re
 import threading
+from pathlib import Path
 
 import builders
 import pytest
 import rich.console
 import work_counter
+import yaml
 
 from dra_driver.api import codec
 from dra_driver.api.core import Pod
@@ -64,6 +66,30 @@ def test_devices_are_counted_with_the_largest_and_the_nodes() -> None:
     assert " ".join(lines[2].split()) == "gpu 6 of 6 memory below 1000Gi; largest 160Gi n1, n2, n3"
     wide = str(explained(fleet(asking("huge", "1000Gi")), output="wide"))
     assert len(wide.splitlines()) == 2 + 6
+
+
+def test_what_is_withheld_is_told_where_something_does_not_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From exported objects too, whatever fields a newer version has."""
+    inventory = builders.inventory("n1", driver=builders.DRIVER, future="x")
+    other = {"driver": "gpu.other.example", "pools": ["n1"], "devices": ["gpu-0", "gpu-1"]}
+    inventory["status"]["publication"] = {"otherDrivers": [other], "withheldFor": ["example.com/gpu"]}
+    slices = [builders.resource_slice("n1", builders.device("gpu-2", "40Gi"))]
+    for memory, told in (("1000Gi", True), ("32Gi", False)):
+        claim = builders.claim("c", builders.request("gpu", memory=memory))
+        file = tmp_path / "objects.yaml"
+        file.write_text(yaml.safe_dump_all([*slices, builders.device_class("gpu"), claim, inventory]))
+        assert main(["explain", "-f", str(file)]) == told
+        text = " ".join(capsys.readouterr().out.split())
+        assert (
+            "2 devices of node n1 are not published: DRA driver gpu.other.example has the same" in text
+        ) == told
+        assert (
+            "devices of node n1 are not published: a device plugin hands out example.com/gpu" in text
+        ) == told
+        assert main(["explain", "-f", str(file), "-o", "json"]) == told
+        assert len(json.loads(capsys.readouterr().out).get("withheld", [])) == 2 * told
 
 
 def test_equal_answers_are_one_paragraph() -> None:

@@ -751,3 +751,14 @@ def test_a_pod_that_names_its_node_goes_nowhere_else(tmp_path: Path, capsys: Cap
     assert plan(capsys, "--fleet", "h100x4:3", "-f", asked)[1]["placement"][0]["node"] == "h100x4-2"
     assert main(["plan", "--fleet", "h100x4:1", "-f", asked]) == 2
     assert "Pod default/p: no node h100x4-2; there are h100x4-1" in capsys.readouterr().err
+
+
+def test_what_is_withheld_is_told_where_something_does_not_fit(tmp_path: Path, capsys: Capture) -> None:
+    inventory = builders.inventory("n1", driver=DRIVER)
+    other = {"driver": "gpu.other.example", "pools": ["n1"], "devices": ["gpu-0"]}
+    inventory["status"]["publication"] = {"otherDrivers": [other]}
+    cluster = write(tmp_path, "cluster.yaml", CLASS, gpus("n1", "gpu-1"), builders.node("n1"), inventory)
+    for number, told in ((1, False), (2, True)):
+        assert main(["plan", "-s", cluster, "--gpus", str(number)]) == told
+        said = "1 device of node n1 is not published: DRA driver gpu.other.example has the same"
+        assert (said in capsys.readouterr().err) == told

@@ -200,6 +200,45 @@ def test_an_admin_publishes_them_all_the_same() -> None:
     run(made, scenario)
 
 
+def test_what_nvidias_driver_publishes_is_recognised() -> None:
+    """Slices as its plugin made them on its simulated NVML (main, November 2026), names and numbers changed.
+
+    With partitions on demand it has a slice for the counters of all GPUs and one for each GPU. A GPU for virtual
+    machines is a further device at the same address.
+    """
+    made = cluster()
+
+    def part(number: int, *devices: dict[str, Any], **more: Any) -> dict[str, Any]:
+        name = f"0000{number}-{OTHER}-n1-abcde"
+        return builders.resource_slice("n1", *devices, driver=OTHER, name=name, generation=2, count=3, **more)
+
+    facts = {
+        "type": "gpu",
+        "architecture": "Hopper",
+        "productName": "H100",
+        "uuid": "GPU-01000100-0000-0000-0000-01",
+    }
+    gpu = builders.device("gpu-0", "80Gi", attributes={**facts, BUS_ID: ADDRESSES[0]})
+    virtual = builders.device("gpu-vfio-1", attributes={"type": "vfio", "numa": 0, BUS_ID: ADDRESSES[1]})
+    counters = [{"name": "gpu-0-counter-set", "counters": {"memory": {"value": "80Gi"}}}]
+    channel = builders.device("channel-0", attributes={"type": "channel", "id": 0})
+    domains = builders.resource_slice("n1", channel, driver="compute-domain.other.example", name="domains")
+
+    async def scenario() -> None:
+        await becomes(made, ALL)
+        made.put(RESOURCE_SLICES, domains)
+        made.put(RESOURCE_SLICES, part(0, sharedCounters=counters))
+        await stays(made, ALL, 5)
+        made.put(RESOURCE_SLICES, part(1, gpu))
+        await becomes(made, FIRST_WITHHELD)
+        made.put(RESOURCE_SLICES, part(2, virtual))
+        await becomes(made, NONE_LEFT)
+        (note,) = inventory_of(made).status.publication.other_drivers
+        assert (note.driver, note.devices) == (OTHER, ("gpu-0", "gpu-1"))
+
+    run(made, scenario)
+
+
 # --- which node ---------------------------------------------------------------------------------------------
 
 
