@@ -45,7 +45,7 @@ from dra_driver.ports import Clock, KubeClient
 from dra_driver.publishing import PublicationPlan, Seen, Verdict, plan_publication
 from dra_driver.publishing.epochs import EpochEvent
 from dra_driver.publishing.loans import Lending
-from dra_driver.resourceslice import Presence, ServerFeatures, Usage
+from dra_driver.resourceslice import Presence, ServerFeatures, Usage, share_a_device
 from dra_driver.structured import PoolPolicy
 
 __all__ = ["POOL_INDEX", "Publisher", "pool_of"]
@@ -226,9 +226,14 @@ class Publisher:
             self._look_beside(new)
 
     def _look_beside(self, slice_: ResourceSlice) -> None:
-        """Look at the pools that our other drivers have on the node of a slice of ours."""
-        if slice_.spec.driver in self._config.drivers and slice_.spec.node_name:
-            self._look_at_node(slice_.spec.node_name)
+        """Look at pools of our other drivers that have devices of this slice of ours."""
+        node, driver = slice_.spec.node_name, slice_.spec.driver
+        if not node or driver not in self._config.drivers:
+            return
+        for name in (inventory_name(node, other) for other in self._config.drivers if other != driver):
+            inventory = self._inventories.get_by_name(name)
+            if inventory is not None and share_a_device(inventory.spec.devices, slice_.spec.devices):
+                self.queue.add(name)
 
     def _slice_deleted(self, slice_: ResourceSlice) -> None:
         self._slice_changed(slice_)

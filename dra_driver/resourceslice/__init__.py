@@ -24,7 +24,13 @@ from dra_driver.resourceslice.devices import (
     PENDING_TAINT,
     clean_devices,
 )
-from dra_driver.resourceslice.other_drivers import OtherDriver, Presence, identities, is_of_one_node
+from dra_driver.resourceslice.other_drivers import (
+    OtherDriver,
+    Presence,
+    identities,
+    is_of_one_node,
+    share_a_device,
+)
 from dra_driver.resourceslice.plan import SlicePlan, SliceWrite, altered, plan_slices
 from dra_driver.resourceslice.policies import Overridden, PolicyOutcome, merge_policies
 from dra_driver.resourceslice.sharing import SHARES
@@ -73,4 +79,5 @@ __all__ = [
     "merge_policies",
     "plan_slices",
     "selected_by",
+    "share_a_device",
 ]

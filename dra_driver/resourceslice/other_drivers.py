@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from dra_driver.api.meta import DriverName, PoolName
-from dra_driver.api.resource import DeviceAttribute
+from dra_driver.api.own.inventory import InventoryDevice
+from dra_driver.api.resource import Device, DeviceAttribute
 
-__all__ = ["OtherDriver", "Presence", "identities", "is_of_one_node"]
+__all__ = ["OtherDriver", "Presence", "identities", "is_of_one_node", "share_a_device"]
 
 _ADDRESSES: Final = frozenset({"pcibusid", "pciaddress", "pciaddr"})
 _UUIDS: Final = frozenset({"uuid", "parentuuid"})
@@ -73,6 +74,14 @@ def identities(attributes: Mapping[str, DeviceAttribute]) -> frozenset[str]:
 def is_of_one_node(identity: str) -> bool:
     """Whether an identity means something on one node only: a PCI address does, a UUID is the only one."""
     return identity.startswith(_AT)
+
+
+def share_a_device(
+    some: Iterable[InventoryDevice | Device], others: Iterable[InventoryDevice | Device]
+) -> bool:
+    """Whether two drivers describe one device of a node."""
+    known = {identity for device in some for identity in identities(device.attributes)}
+    return any(not known.isdisjoint(identities(device.attributes)) for device in others)
 
 
 def _texts(attribute: DeviceAttribute) -> Iterable[str]:

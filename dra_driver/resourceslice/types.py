@@ -29,6 +29,8 @@ __all__ = [
 
 # Most resources that status.publication names, other drivers, and pools of one; the CRD allows no more.
 MAX_WITHHELD_FOR: Final = 16
+# Devices in the notes of all other drivers together: the object has to stay small enough to be stored.
+_MAX_NOTED_DEVICES: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +203,11 @@ class DesiredPool:
     def other_driver_notes(self) -> tuple[OtherDriverNote, ...]:
         """Return other drivers for which devices are withheld, as ``status.publication`` has them."""
         notes = []
-        for driver in sorted({o.driver for o in self.other_drivers})[:MAX_WITHHELD_FOR]:
+        drivers = sorted({o.driver for o in self.other_drivers})[:MAX_WITHHELD_FOR]
+        for driver in drivers:
             mine = [o for o in self.other_drivers if o.driver == driver]
             pools = sorted({pool for o in mine for pool in o.pools})[:MAX_WITHHELD_FOR]
             devices = sorted({name for o in mine for name in o.devices})
-            notes.append(OtherDriverNote(driver=driver, pools=tuple(pools), devices=tuple(devices)))
+            noted = tuple(devices[: _MAX_NOTED_DEVICES // len(drivers)])
+            notes.append(OtherDriverNote(driver=driver, pools=tuple(pools), devices=noted))
         return tuple(notes)

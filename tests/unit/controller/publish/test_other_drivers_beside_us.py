@@ -201,10 +201,10 @@ def test_an_admin_publishes_them_all_the_same() -> None:
 
 
 def test_what_nvidias_driver_publishes_is_recognised() -> None:
-    """Slices as its plugin made them on its simulated NVML (main, November 2026), names and numbers changed.
+    """Slices as its plugin made them on its simulated NVML in November 2026, with other names and numbers.
 
-    With partitions on demand it has a slice for the counters of all GPUs and one for each GPU. A GPU for virtual
-    machines is a further device at the same address.
+    With partitions on demand it has a slice for the counters of all GPUs and one for each GPU. By its source
+    a GPU for virtual machines is a further device at the same address.
     """
     made = cluster()
 
@@ -363,7 +363,8 @@ def test_devices_that_claims_have_of_a_driver_that_is_gone_stay_withheld() -> No
         made.edit(RESOURCE_SLICES, "other", {"spec": {"devices": [builders.device("dev-1")]}})
         await stays(made, FIRST_WITHHELD, 2 * LEAVING_SECONDS)
         made.remove(RESOURCE_CLAIMS, "runs", NS)
-        await becomes(made, ALL)
+        async with asyncio.timeout(5):
+            await becomes(made, ALL)
 
     run(made, scenario)
 

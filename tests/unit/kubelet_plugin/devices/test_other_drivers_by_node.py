@@ -163,6 +163,22 @@ def test_what_pods_have_of_a_driver_that_is_gone_stays_withheld_after_a_restart(
     run(agent, restarted)
 
 
+def test_what_pods_have_is_no_device_of_ours_where_a_slice_describes_it() -> None:
+    agent = Agent()
+    agent.cluster.put(RESOURCE_SLICES, other_slice("0000:99:00.0", ADDRESSES[0]))
+    pool = PoolID(DriverName(OTHER), PoolName(NODE))
+    agent.listed = KubeletList(others=frozenset({(pool, "dev-0")}))
+
+    async def scenario() -> None:
+        assert await agent.round() == FIRST_WITHHELD
+        agent.cluster.put(RESOURCE_SLICES, other_slice("0000:99:00.0"))
+        assert await agent.round() == FIRST_WITHHELD
+        agent.clock.seconds += LEAVING_SECONDS
+        assert await agent.round() == (BOTH, "PublishedByNode")
+
+    run(agent, scenario)
+
+
 def test_a_device_that_is_described_wakes_the_agent_and_what_does_not_identify_one_is_not_kept() -> None:
     agent = Agent()
 
