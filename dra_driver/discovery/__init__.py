@@ -10,7 +10,12 @@ Third parties add a backend by an entry point of the group ``dra_driver.backends
 """
 
 from dra_driver.discovery.core.diagnostics import diagnostics
-from dra_driver.discovery.core.last_known_good import DRIVER_ABSENT, BackendReport, LastKnownGood
+from dra_driver.discovery.core.last_known_good import (
+    DRIVER_ABSENT,
+    DRIVER_HANGING,
+    BackendReport,
+    LastKnownGood,
+)
 from dra_driver.discovery.core.problems import HardwareAbsent, Problem
 from dra_driver.discovery.core.simulation import is_simulated
 from dra_driver.discovery.registry import (
@@ -26,6 +31,7 @@ from dra_driver.discovery.registry import (
 
 __all__ = [
     "DRIVER_ABSENT",
+    "DRIVER_HANGING",
     "GPU_BACKENDS",
     "NIC_BACKENDS",
     "BackendFactory",

@@ -11,6 +11,7 @@ from typing import Final
 
 import structlog
 
+from dra_driver import discovery
 from dra_driver.api.core import NODES
 from dra_driver.errors import DraError
 from dra_driver.kube import EventRecorder
@@ -39,7 +40,7 @@ CHECKPOINT_DAMAGED: Final = "CheckpointDamaged"
 CLAIM_GONE: Final = "ClaimGone"
 CLAIM_GONE_IN_USE: Final = "ClaimGoneInUse"
 DEVICE_PLUGIN: Final = "DevicePluginPresent"
-DRIVER_HANGING: Final = "DriverHanging"
+DRIVER_HANGING: Final = discovery.DRIVER_HANGING
 DRIVER_MISSING: Final = "DriverMissing"
 FOREIGN_INSTANCE: Final = "ForeignPartition"
 HEALTH_MEMORY_DAMAGED: Final = "HealthMemoryDamaged"

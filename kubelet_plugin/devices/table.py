@@ -18,6 +18,7 @@ from dra_driver.api.own.partitions import partition_devices
 from dra_driver.api.resource import DeviceAttribute, DeviceCapacity
 from dra_driver.discovery import BackendReport, LastKnownGood, is_simulated
 from dra_driver.discovery.core.bus.pci import PciAddress
+from dra_driver.discovery.core.control import SeparateLooks
 from dra_driver.discovery.core.partition_control import PartitionsOnly
 from dra_driver.hardware import DiscoveredDevice
 from dra_driver.kube import SystemClock
@@ -91,6 +92,10 @@ class DeviceTable:
     ) -> None:
         self._clock = clock or SystemClock()
         self._late = Changes()
+        for backend in backends:
+            if isinstance(backend, SeparateLooks):
+                # Several devices that hang must not make the look hang.
+                backend.patience = deadline / 3
         self._looks = tuple(
             Looks(
                 LastKnownGood(b, optional=optional),

@@ -1,7 +1,9 @@
 """Calls to GPUs: bounded in time, one change at a time for each GPU, none to what hangs.
 
 Each control has threads of its own: one of a third party that is slow or hangs must not take those by which
-the devices of others are changed.
+the devices of others are changed. A call that hangs keeps away the calls to the same device alone where the
+control says that its devices do not wait for each other (``SeparateCalls``), and those of the daemons, which
+are processes of their own.
 """
 
 from __future__ import annotations
@@ -17,16 +19,18 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from dra_driver.discovery.core.control import SeparateCalls
 from dra_driver.errors import DraError, PrepareError
-from dra_driver.ports import GpuControl
+from dra_driver.ports import Daemons, GpuControl
 
 __all__ = ["CALL_SECONDS", "GpuCalls", "NoAnswer"]
 
 _T = TypeVar("_T")
 # Of one call to a GPU; a library that hangs must not use up the time of the kubelet's call.
 CALL_SECONDS: Final = 25.0
-# Of each control.
+# Of each control. Those whose devices do not wait for each other have one for each device that may hang.
 _THREADS: Final = 4
+_SEPARATE_THREADS: Final = 64
 # For which another instance of the plugin is waited for that changes the same GPU, or just looks at it.
 _LOCK_SECONDS: Final = 2.0
 _POLL_SECONDS: Final = 0.02
@@ -55,6 +59,7 @@ class GpuCalls:
         seconds: that one call may take.
         locks: folder with a lock for each GPU, by which two instances of the plugin do not change it at once;
             if None, there is one instance.
+        daemons: the sharing daemons of the node.
 
     Attributes:
         released: why nothing can be changed now, as a clause; empty if it can.
@@ -69,12 +74,19 @@ class GpuCalls:
         executor: Executor,
         seconds: float = CALL_SECONDS,
         locks: Path | None = None,
+        daemons: Daemons | None = None,
     ) -> None:
         self._controls = tuple(controls)
         self._executor = executor
+        separate: list[object] = [c for c in self._controls if isinstance(c, SeparateCalls)]
+        separate += [] if daemons is None else [daemons]
+        self._separate = frozenset(map(id, separate))
+        # Threads are started when they are needed.
         self._threads = {
-            id(c): ThreadPoolExecutor(_THREADS, thread_name_prefix=f"control-{i}")
-            for i, c in enumerate(self._controls)
+            id(c): ThreadPoolExecutor(
+                _SEPARATE_THREADS if id(c) in self._separate else _THREADS, thread_name_prefix=f"control-{i}"
+            )
+            for i, c in enumerate((*self._controls, *(() if daemons is None else (daemons,))))
         }
         # Which control had a GPU when it was asked last.
         self._had: dict[str, GpuControl] = {}
@@ -85,7 +97,7 @@ class GpuCalls:
         self._locks: dict[str, asyncio.Lock] = {}
         # Calls that did not come back in time, by what was called. Until they do, no other of it is tried:
         # that would wait as well.
-        self._stuck: dict[asyncio.Future[Any], int] = {}
+        self._stuck: dict[asyncio.Future[Any], tuple[int, str]] = {}
         self.released = ""
         self.found_by: Callable[[str], GpuControl | None] = lambda _: None
         self.is_found: Callable[[str], bool] = lambda _: False
@@ -134,11 +146,13 @@ class GpuCalls:
         if self.released:
             raise PrepareError(f"the GPUs cannot be changed now: {self.released}", retryable=True)
         # A backend, its control or the daemons; each call of a bound method makes the method anew.
-        called = id(getattr(work, "__self__", None))
+        target = id(getattr(work, "__self__", None))
+        about = args[0] if args and isinstance(args[0], str) else ""
+        called = (target, about if target in self._separate else "")
         seconds = self._left(self._seconds)
         begun_call = called not in self._stuck.values() and seconds > 0
         if begun_call:
-            executor = self._threads.get(called, self._executor)
+            executor = self._threads.get(target, self._executor)
             future = asyncio.get_running_loop().run_in_executor(executor, work, *args)
             begun = _BEGUN.get()
             if begun is not None:
@@ -148,7 +162,7 @@ class GpuCalls:
                 self._stuck[hanging] = called
                 hanging.add_done_callback(lambda f: self._stuck.pop(f, None))
         if not done:
-            what = f"device {args[0]}: " if args and isinstance(args[0], str) else ""
+            what = f"device {about}: " if about else ""
             raise NoAnswer(
                 f"{what}the GPU or its library does not answer after {seconds:.3g} s"
                 if seconds > 0

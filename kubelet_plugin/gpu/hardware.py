@@ -124,7 +124,7 @@ class GpuHardware:
         self._bindings = bindings
         self._slices: dict[str, str] = {}
         self.changes = Changes()
-        self.calls = GpuCalls(controls, executor, call_seconds, locks)
+        self.calls = GpuCalls(controls, executor, call_seconds, locks, daemons)
         self.partitions = Partitions(self.calls, self.changes)
 
     async def look(self, record: PreparedClaim, holdings: Holdings) -> PreparedClaim:

@@ -21,7 +21,8 @@
  * (struct state, instances.inc), which outlives the reading of the file.
  *
  * NVML_STUB_HANG names a file that need not exist: while it lists a function, calls of it do not come back, and
- * others wait for them as for a driver that hangs.
+ * others wait for them as for a driver that hangs. "FUNCTION UUID" holds for calls about one GPU ("* UUID" for all
+ * of them), and calls about other GPUs do not wait.
  *
  * Calls may come from several threads, as with the real library: each holds one lock, but for the pauses of a wait.
  */
@@ -33,7 +34,8 @@
 #include <string.h>
 #include <time.h>
 
-enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7 };
+enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
+enum { IS_LOST = 15 };
 enum { MAX_GPUS = 32, MAX_FAILS = 64, MAX_LINKS = 18, MAX_PROFILES = 18, MAX_STARTS = 16 };
 
 typedef struct { char function[64]; int code; } failure;
@@ -81,12 +83,14 @@ __attribute__((constructor)) static void prepare_mutex(void) {
     pthread_mutexattr_destroy(&attributes);
 }
 
-static void unlock(const int *locked) { (void)locked; pthread_mutex_unlock(&mutex); }
+static __thread int held; /* how often this thread has the lock */
+static int lock(void) { int code = pthread_mutex_lock(&mutex); held++; return code; }
+static void unlock(const int *locked) { (void)locked; held--; pthread_mutex_unlock(&mutex); }
 
 /* Holds the lock to the end of the block. */
 #define JOINED(a, b) a##b
 #define NAMED(number) JOINED(locked_, number)
-#define LOCKED() __attribute__((cleanup(unlock), unused)) const int NAMED(__COUNTER__) = pthread_mutex_lock(&mutex)
+#define LOCKED() __attribute__((cleanup(unlock), unused)) const int NAMED(__COUNTER__) = lock()
 
 static void clear_gpu(struct gpu *g) {
     memset(g, 0, sizeof *g);
@@ -195,20 +199,40 @@ static int failing(const failure *fails, int n, const char *function) {
     return OK;
 }
 
+/* Whether the file lists the function, for all calls of it (no UUID) or for those about one GPU. */
+static int listed(const char *function, const char *uuid) {
+    const char *path = getenv("NVML_STUB_HANG");
+    FILE *file = path ? fopen(path, "r") : NULL;
+    char line[256], name[80], gpu[96];
+    int found = 0;
+    while (file && fgets(line, sizeof line, file)) {
+        int words = sscanf(line, "%79s %95s", name, gpu);
+        if (words == (uuid ? 2 : 1) && (!strcmp(name, function) || (uuid && !strcmp(name, "*"))) &&
+            (!uuid || !strcmp(gpu, uuid)))
+            found = 1;
+    }
+    if (file) fclose(file);
+    return found;
+}
+
+static const struct timespec a_moment = {.tv_nsec = 10 * 1000 * 1000};
+
 /* Called with the lock held, which is what makes other calls wait. */
 static void hang(const char *function) {
-    const char *path = getenv("NVML_STUB_HANG");
-    const struct timespec pause = {.tv_nsec = 10 * 1000 * 1000};
-    for (int listed = path != NULL; listed;) {
-        FILE *file = fopen(path, "r");
-        char line[80];
-        listed = 0;
-        while (file && fgets(line, sizeof line, file)) {
-            line[strcspn(line, "\r\n")] = 0;
-            if (!strcmp(line, function)) listed = 1;
-        }
-        if (file) fclose(file);
-        if (listed) nanosleep(&pause, NULL);
+    while (listed(function, NULL)) nanosleep(&a_moment, NULL);
+}
+
+/* Gives up the lock, however often it is held, while it waits. */
+static void hang_about(const struct gpu *g, const char *function) {
+    char uuid[96];
+    if (g < gpus || g >= gpus + ngpus) return;
+    snprintf(uuid, sizeof uuid, "%s", g->uuid);
+    while (listed(function, uuid)) {
+        int times = held;
+        for (int i = 0; i < times; i++) pthread_mutex_unlock(&mutex);
+        nanosleep(&a_moment, NULL);
+        for (int i = 0; i < times; i++) pthread_mutex_lock(&mutex);
+        held = times;
     }
 }
 
@@ -223,7 +247,7 @@ static int check(const struct gpu *g, const char *function) {
 }
 
 #define SYSTEM() LOCKED(); hang(__func__); do { int r_ = check_system(__func__); if (r_) return r_; } while (0)
-#define GPU(g) LOCKED(); hang(__func__); do { int r_ = check(g, __func__); if (r_) return r_; } while (0)
+#define GPU(g) LOCKED(); hang(__func__); hang_about(g, __func__); do { int r_ = check(g, __func__); if (r_) return r_; } while (0)
 
 static int put(const char *text, char *buffer, unsigned size) {
     if (strlen(text) + 1 > size) return INSUFFICIENT_SIZE;
@@ -276,6 +300,22 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, struct gpu **handle) {
     GPU(&gpus[index]);
     *handle = &gpus[index];
     return OK;
+}
+
+/* Asks the GPU at the address alone. */
+int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, struct gpu **handle) {
+    unsigned domain, number, device, other[3];
+    LOCKED();
+    if (!state.references) return UNINITIALIZED;
+    if (sscanf(bus, "%x:%x:%x", &domain, &number, &device) != 3) return INVALID_ARGUMENT;
+    for (int i = 0; i < ngpus; i++)
+        if (sscanf(gpus[i].bus, "%x:%x:%x", &other[0], &other[1], &other[2]) == 3 && other[0] == domain &&
+            other[1] == number && other[2] == device) {
+            GPU(&gpus[i]);
+            *handle = &gpus[i];
+            return OK;
+        }
+    return NOT_FOUND;
 }
 
 int nvmlDeviceGetName(struct gpu *g, char *buffer, unsigned size) { GPU(g); return put(g->name, buffer, size); }

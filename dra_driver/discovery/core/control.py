@@ -9,7 +9,14 @@ from typing import Protocol, runtime_checkable
 from dra_driver.discovery.core.partition_control import PartitionsOnly
 from dra_driver.ports import Daemons, DeviceBackend, GpuControl, PartitionMaker
 
-__all__ = ["ControllableBackend", "DaemonSource", "ToolPaths", "control_of"]
+__all__ = [
+    "ControllableBackend",
+    "DaemonSource",
+    "SeparateCalls",
+    "SeparateLooks",
+    "ToolPaths",
+    "control_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +44,27 @@ class ControllableBackend(Protocol):
     def control(self, places: ToolPaths) -> GpuControl | None:
         """Return the control, which shares the backend's library handles; None if nothing can be changed."""
         ...
+
+
+@runtime_checkable
+class SeparateCalls(Protocol):
+    """A ``GpuControl`` of which a call about one device does not wait for a call about another."""
+
+    @property
+    def lanes_of_devices(self) -> bool:
+        """Whether that is so."""
+        ...
+
+
+@runtime_checkable
+class SeparateLooks(Protocol):
+    """A backend that goes on without a device about which a call does not come back.
+
+    Attributes:
+        patience: seconds after which a call about one device counts as hanging.
+    """
+
+    patience: float
 
 
 @runtime_checkable

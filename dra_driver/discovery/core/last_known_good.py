@@ -31,9 +31,11 @@ from dra_driver.errors import DiscoveryError, DraError, PrepareError
 from dra_driver.hardware import DiscoveredDevice
 from dra_driver.ports import DeviceBackend
 
-__all__ = ["DRIVER_ABSENT", "BackendReport", "BackendState", "LastKnownGood"]
+__all__ = ["DRIVER_ABSENT", "DRIVER_HANGING", "BackendReport", "BackendState", "LastKnownGood"]
 
 DRIVER_ABSENT: Final = "DriverAbsent"
+# Of all devices of a backend that hangs, or of the one device that does.
+DRIVER_HANGING: Final = "DriverHanging"
 
 BackendState = Literal["waiting", "ok", "absent", "driverless", "vanished", "failed", "hanging"]
 

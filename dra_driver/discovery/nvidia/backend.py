@@ -4,50 +4,77 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-import msgspec
 import pynvml
 
-from dra_driver.api import names
-from dra_driver.api.own.inventory import DeviceHealth, DeviceLink, InventoryDevice
-from dra_driver.cdi import ContainerEdits, DeviceNode
-from dra_driver.discovery.core import links as link_groups
+from dra_driver.api.own.inventory import DeviceHealth
 from dra_driver.discovery.core import schema
 from dra_driver.discovery.core.bus import pci
+from dra_driver.discovery.core.bus.pci import PciAddress
 from dra_driver.discovery.core.control import ToolPaths
 from dra_driver.discovery.core.host.nodes import drm_folders
 from dra_driver.discovery.core.hotplug import HotplugHints
+from dra_driver.discovery.core.last_known_good import DRIVER_HANGING
 from dra_driver.discovery.core.problems import Problem, ProblemLog
-from dra_driver.discovery.nvidia import products
 from dra_driver.discovery.nvidia.conditions import Conditions
 from dra_driver.discovery.nvidia.control import NvmlControl
+from dra_driver.discovery.nvidia.described import Descriptions
+from dra_driver.discovery.nvidia.driver.handles import GpuAbsent, GpuFallenOff, Handles, Place
+from dra_driver.discovery.nvidia.driver.lanes import Call, LaneBusy, Lanes
+from dra_driver.discovery.nvidia.driver.library import Library, error_text
 from dra_driver.discovery.nvidia.driver.loading import Driver, module_loaded
-from dra_driver.discovery.nvidia.driver.root import AUTO, LIBRARY, DriverRoot
+from dra_driver.discovery.nvidia.driver.root import AUTO, DriverRoot
 from dra_driver.discovery.nvidia.driver.uvm import UvmNodes
-from dra_driver.discovery.nvidia.gpu import Asker, GpuLost, GpuReading, error_text, read_gpu
+from dra_driver.discovery.nvidia.gpu import (
+    Asker,
+    GpuLost,
+    GpuReading,
+    completed,
+    read_address,
+    read_gpu,
+    read_uuid,
+)
 from dra_driver.discovery.nvidia.health import EventWatch
-from dra_driver.discovery.nvidia.mig_mode import mig_mode
 from dra_driver.discovery.nvidia.samples import read_partition_samples, read_sample
-from dra_driver.errors import DiscoveryError
-from dra_driver.hardware import DeviceSample, DiscoveredDevice, HealthEvent, PartitioningMode
+from dra_driver.errors import DiscoveryError, PrepareError
+from dra_driver.hardware import DeviceSample, DiscoveredDevice, HealthEvent
 
 __all__ = ["NvmlBackend"]
 
-# Nodes that every GPU needs beside its own; which of them exist depends on the driver's modules.
-_COMMON_NODES: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
+# A scan counts as hanging after a minute (--scan-deadline), and one GPU before that.
+_PATIENCE_SECONDS: Final = 20.0
+# For which the library is not closed because a call is under way.
+_CLOSE_SECONDS: Final = 10.0
+_MOST_TEXT: Final = 1000
+# Of calls about no GPU.
+_ALL: Final = "*"
+_A_LOOK: Final = "a look at it"
+_LOST: Final = DeviceHealth(
+    reason="GpuLost",
+    severity="failed",
+    message="the GPU has fallen off the bus or become inaccessible; it was there before",
+)
 
-# CUDA images ask for all GPUs with this variable, and NVIDIA's container runtime obeys it, whatever was
-# allocated; "void" makes that runtime add nothing to what CDI says.
-_ENV: Final = ("NVIDIA_VISIBLE_DEVICES=void",)
 
-# More than any machine has; guards against a library that answers nonsense.
-_MAX_GPUS: Final = 256
+@dataclasses.dataclass(slots=True)
+class _Look:
+    """What a look at one GPU has found.
+
+    Attributes:
+        reading: None where NVML does not say which GPU it is, or it is lost.
+        uuid: of the GPU that it is or was; empty where that is not known.
+        lost: whether it has fallen off the bus.
+    """
+
+    ask: Asker
+    reading: GpuReading | None = None
+    uuid: str = ""
+    lost: bool = False
 
 
 class NvmlBackend:
@@ -56,11 +83,15 @@ class NvmlBackend:
     The library is opened by the first ``discover`` and stays open until ``close``; an open library keeps the
     driver's modules in use. Where the driver was reloaded meanwhile, the next ``discover`` opens it again.
 
-    A GPU that falls off the bus while the library is open stays in the result as it was last seen, with a
-    health entry ``GpuLost``. One that is not counted any more is not in the result any more.
+    An error or a hang of NVML belongs to the GPU that was asked about. Of a GPU that does not answer a call,
+    what that call told before stays; name and UUID never change because of an error. One that does not answer
+    at all, or not in time, stays in the result as it was last seen, with a health entry that says why:
+    ``GpuLost`` where it has fallen off the bus. One that is not counted any more is not in the result any
+    more. One that has never said which it is cannot be named, and is left out.
 
     Attributes:
         problems: what the last ``discover`` could not learn.
+        patience: seconds after which a look at one GPU counts as hanging.
 
     Args:
         sysfs_root: where sysfs is mounted.
@@ -88,20 +119,33 @@ class NvmlBackend:
         self._uvm = None if proc_root is None else UvmNodes(proc_root=proc_root, dev_root=dev_root)
         self._sysfs_root = sysfs_root
         self._dev_root = dev_root
-        self._lock = threading.Lock()
-        self._open = False
-        # Opened for the first time, the library says nothing about resets: see ``_opened``.
-        self._driver: str | None = ""
-        self._released = False
-        self._last: dict[int, DiscoveredDevice] = {}
+        # Looks and samples come one at a time, and none while the library is closed.
+        self._looking = threading.Lock()
+        self._lanes = Lanes(_PATIENCE_SECONDS)
+        self._handles = Handles()
         self._log = ProblemLog(self.name)
         self._conditions = Conditions(now)
-        self._events = EventWatch(self._conditions)
+        self._library = Library(self._software, sysfs_root, self._conditions.reopened)
+        self._descriptions = Descriptions(self._software, sysfs_root)
+        self._events = EventWatch(self._conditions, self._lanes, self._handles.find)
+        # What is known of each GPU, by UUID, and of all.
+        self._last: dict[str, GpuReading] = {}
+        self._common: schema.Facts = {}
+        self._devices: dict[str, DiscoveredDevice] = {}
 
     @property
     def name(self) -> str:
         """``nvml``."""
         return "nvml"
+
+    @property
+    def patience(self) -> float:
+        """See the class."""
+        return self._lanes.patience
+
+    @patience.setter
+    def patience(self, seconds: float) -> None:
+        self._lanes.patience = seconds
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -116,38 +160,40 @@ class NvmlBackend:
             DriverMissing: likewise, and there are GPUs on the PCI bus.
             DiscoveryError: the library or the driver is broken.
         """
-        with self._lock:
+        with self._looking:
             count = self._count()
+            problems = self._facts_of_all()
             self._root = self._software.root()
-            driver = Asker("")
-            common = _driver_facts(driver)
-            problems = driver.problems
             if count and self._uvm is not None and not self._has_own_uvm():
                 problems += self._uvm.ensure()
-            readings: list[GpuReading] = []
-            lost: dict[int, DiscoveredDevice] = {}
-            for index in range(count):
-                ask = Asker(f"GPU {index}")
-                try:
-                    readings.append(_read(index, ask))
-                except GpuLost as e:
-                    ask.note("GPU", str(e))
-                    if index in self._last:
-                        lost[index] = self._last[index]
-                        self._conditions.lost(lost[index].uuid)
-                except DiscoveryError as e:
-                    ask.note("GPU", str(e))
-                problems += ask.problems
-            if len(readings) == count:
-                self._conditions.seen({r.uuid for r in readings if r.uuid is not None})
-            devices = self._devices(readings, common, problems)
-            present = {d.device.name for d in devices.values()}
-            lost = {i: d for i, d in lost.items() if d.device.name not in present}
-            self._last = devices | lost
+            lanes = self._numbered(count)
+            answers = self._lanes.each(lanes, _A_LOOK, lambda lane: self._look(lanes[lane], lane))
+            readings: dict[str, GpuReading] = {}
+            for look in answers.found.values():
+                problems += look.ask.problems
+                if (
+                    look.reading is not None
+                    and readings.setdefault(look.uuid, look.reading) is not look.reading
+                ):
+                    problems.append(Problem(look.ask.device, "uuid", "left out: another GPU has the same"))
+            looks = {look.uuid: look for look in answers.found.values() if look.reading is None}
+            problems += [Problem(self._called(lane), "GPU", str(call)) for lane, call in answers.late.items()]
+            every = len(readings) == count
+            missing = {} if every else self._missing(readings, looks, answers.late)
+            self._note_health(readings, missing, every=every)
+            health = {uuid: (*self._conditions.health(uuid), why) for uuid, why in missing.items()}
+            health |= {uuid: self._conditions.health(uuid) for uuid in readings}
+            self._last = readings | {uuid: self._last[uuid] for uuid in missing}
+            places = {uuid: Place(r.address, r.index) for uuid, r in self._last.items()}
+            self._handles.places = places
+            found = self._descriptions.of(
+                tuple(self._last.values()), self._common, health, self._root, problems
+            )
+            self._devices = {d.uuid: d for d in found}
             self._log.replace(problems)
-            if devices:
-                self._events.enable()
-            return sorted([*devices.values(), *map(_as_lost, lost.values())], key=lambda d: d.device.name)
+            if found:
+                self._events.enable(self._devices)
+            return sorted(found, key=lambda d: d.device.name)
 
     def wait_for_events(self, seconds: float) -> Sequence[HealthEvent]:
         """See ``ports.HealthSource``. A GPU that was lost is an event without a device's identity."""
@@ -158,18 +204,19 @@ class NvmlBackend:
 
     def health_memory(self) -> bytes:
         """See ``ports.HealthMemory``."""
-        return self._conditions.memory(self._loaded_driver() or "")
+        return self._conditions.memory(self._library.loaded_driver() or "")
 
     def recall_health(self, data: bytes) -> None:
         """See ``ports.HealthMemory``."""
-        self._conditions.recall(data, self._loaded_driver())
+        self._conditions.recall(data, self._library.loaded_driver())
 
     def sample(self) -> Sequence[DeviceSample]:
         """See ``ports.TelemetrySource``."""
-        with self._lock:
-            if not self._open:
+        with self._looking:
+            if not self._library.is_open:
                 return ()
-            return [s for index, d in sorted(self._last.items()) for s in _samples(index, d.device)]
+            answers = self._lanes.each(sorted(self._devices), "a sample", self._sample)
+            return [s for samples in answers.found.values() for s in samples]
 
     def hotplug(self) -> HotplugHints:
         """See ``hotplug.HotplugSource``: the kernel does not report the device nodes of NVIDIA's driver."""
@@ -181,16 +228,15 @@ class NvmlBackend:
         return HotplugHints(folders, modules=frozenset({"nvidia", "nvidia_uvm"}))
 
     def close(self) -> None:
-        """Close the library, and forget what was lost."""
-        with self._lock:
-            self._shut_down()
-            self._last = {}
-            self._released = True
+        """Close the library, and forget what was lost. Waits for calls that are under way."""
+        with self._looking, self._events.released(), self._lanes.closed():
+            self._library.close(released=True)
+            self._forget()
 
     def control(self, places: ToolPaths) -> NvmlControl:
         """See ``control.ControllableBackend.control``."""
         return NvmlControl(
-            self.session,
+            self.gpu,
             smi=places.nvidia_smi,
             proc_root=places.proc_root,
             dev_root=self._dev_root,
@@ -198,269 +244,236 @@ class NvmlBackend:
         )
 
     @contextlib.contextmanager
-    def session(self) -> Iterator[None]:
-        """Hold the library open, for one caller at a time.
+    def gpu(self, uuid: str, what: str) -> Iterator[Any]:
+        """Hold the library open and one GPU's lane, and give NVML's handle of the GPU.
+
+        Args:
+            uuid: of the GPU.
+            what: is done, as a noun phrase.
 
         Raises:
             HardwareAbsent: there is no library, or no driver is loaded.
+            GpuAbsent: there is no such GPU.
+            NVMLError: of this GPU.
+            PrepareError: whether there is cannot be told, or a call about it does not come back; retryable.
             DiscoveryError: the library or the driver is broken.
         """
-        with self._lock:
-            self._initialize()
-            yield
+        unknown = ""
+        for located in (False, True):
+            if located:
+                unknown = self._locate()
+            if uuid not in self._handles.places:
+                continue
+            try:
+                with self._lanes.enter(uuid, what):
+                    self._library.open()
+                    handle = self._handles.find(uuid)
+                    if handle is not None:
+                        yield handle
+                        return
+            except LaneBusy as e:
+                raise PrepareError(str(e), retryable=True) from e
+        if unknown:
+            raise PrepareError(
+                f"GPU {uuid} is not found, and not every GPU answers: {unknown}", retryable=True
+            )
+        raise GpuAbsent(f"nvml: there is no GPU {uuid}")
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """See ``ports.Pausable``. A driver that is taken from one GPU waits until none is open."""
-        with self._lock:
-            self._shut_down()
+        """See ``ports.Pausable``. A driver that is taken from one GPU waits until none is open.
+
+        Raises:
+            LaneBusy: a call does not come back, so that the library cannot be closed.
+        """
+        with self._looking, self._events.released(), self._lanes.closed(_CLOSE_SECONDS):
+            self._library.close()
             yield
 
+    # --- looking --------------------------------------------------------------------------------------------
+
     def _count(self) -> int:
-        was_open = self._open
-        self._initialize()
+        was_open = self._library.is_open
         try:
-            count = int(pynvml.nvmlDeviceGetCount())
+            return self._ask_for_count()
         except pynvml.NVMLError as first:
-            self._shut_down()
+            with self._events.released(), self._lanes.closed(_CLOSE_SECONDS):
+                reloaded = self._library.was_reloaded()
+                self._library.close(released=reloaded is None)
             if not was_open:
                 raise DiscoveryError(f"nvml: the GPUs cannot be counted: {error_text(first)}") from first
-            # The driver was reloaded under us: what the library holds is stale.
-            self._last = {}
-            self._released = not self._driver  # where it can be seen whether it was, that decides
-            return self._count()
-        if count > _MAX_GPUS:
-            raise DiscoveryError(f"nvml: {count} GPUs are not plausible; at most {_MAX_GPUS} are looked at")
-        return count
+        # The driver was reloaded under us: what the library holds is stale.
+        if reloaded is not False:  # where it can be seen whether it was, that decides
+            self._forget()
+        return self._count()
 
-    def _initialize(self) -> None:
-        if self._open:
-            return
-        self._software.load()
-        try:
-            pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_GPUS)
-        except pynvml.NVMLError as e:
-            if e.value == pynvml.NVML_ERROR_DRIVER_NOT_LOADED:
-                raise self._software.not_loaded(error_text(e)) from e
-            raise _initialization_error(e) from e
-        self._open = True
-        self._opened()
+    def _ask_for_count(self) -> int:
+        with self._lanes.enter(_ALL, "the count of the GPUs"):
+            self._library.open()
+            return self._library.count()
 
-    def _opened(self) -> None:
-        """Note that GPUs may have been reset while the library was closed, or with the driver."""
-        before, self._driver = self._driver, self._loaded_driver()
-        if self._released or (before and before != self._driver):
-            self._conditions.reopened()
-        self._released = False
-
-    def _loaded_driver(self) -> str | None:
-        """Return which loading of the kernel driver this is: empty if unknown, None if it is not loaded.
-
-        sysfs gives the module's folder another inode number each time that it is made, and no number twice.
-        """
-        modules = self._sysfs_root / "module"
-        try:
-            return str((modules / "nvidia").stat().st_ino)
-        except FileNotFoundError:
-            return None if modules.is_dir() else ""
-        except OSError:
-            return ""
-
-    def _shut_down(self) -> None:
-        if not self._open:
-            return
-        self._open = False
-        self._events.release()
-        try:
-            pynvml.nvmlShutdown()
-        except pynvml.NVMLError as e:
-            # Nothing can be done about it, and the next opening will say what is wrong.
-            self._log.replace([*self._log.current, Problem("", "nvmlShutdown", error_text(e))])
-
-    def _devices(
-        self, readings: Sequence[GpuReading], common: schema.Facts, problems: list[Problem]
-    ) -> dict[int, DiscoveredDevice]:
-        by_name: dict[str, GpuReading] = {}
-        for reading in readings:
-            first = by_name.setdefault(_name(reading), reading)
-            if first is not reading:
-                message = f"left out: GPU {first.index} has the same address"
-                problems.append(Problem(f"GPU {reading.index}", "GPU", message))
-        links = {name: _links(reading, by_name) for name, reading in by_name.items()}
-        groups = link_groups.groups({name: [link.peer for link in ls] for name, ls in links.items()})
-        return {
-            reading.index: self._device(
-                name, reading, {**common, "nvlinkGroup": groups.get(name)}, links[name], problems
-            )
-            for name, reading in by_name.items()
+    def _facts_of_all(self) -> list[Problem]:
+        """Learn what holds for all GPUs; return what could not be learned, which stays as it was."""
+        ask = Asker("")
+        with self._lanes.enter(_ALL, "the question for the driver's version"):
+            try:
+                driver = ask("driverVersion", pynvml.nvmlSystemGetDriverVersion)
+                cuda = ask("cudaDriverVersion", pynvml.nvmlSystemGetCudaDriverVersion_v2)
+            except GpuLost as e:
+                ask.note("driverVersion", str(e))
+                driver = cuda = None
+        found = {
+            "driverVersion": driver,
+            "cudaDriverVersion": None if cuda is None else schema.cuda_version(cuda),
         }
+        self._common = {**self._common, **{name: value for name, value in found.items() if value is not None}}
+        return ask.problems
 
-    def _device(
-        self,
-        name: str,
-        reading: GpuReading,
-        common: schema.Facts,
-        links: tuple[DeviceLink, ...],
-        problems: list[Problem],
-    ) -> DiscoveredDevice:
-        address = reading.address
-        partitions = tuple(
-            products.mig_partition(
-                name=row.name,
-                profile_id=row.profile_id,
-                placements=row.placements,
-                capacity=row.capacity,
-                parent_uuid=reading.uuid,
+    def _numbered(self, count: int) -> dict[str, int]:
+        """Return NVML's index of each lane; the lane of a GPU that is not known is called after its index."""
+        known = {r.index: uuid for uuid, r in self._last.items()} if count == len(self._last) else {}
+        return {known.get(index, f"index {index}"): index for index in range(count)}
+
+    def _called(self, lane: str) -> str:
+        known = self._last.get(lane)
+        return (
+            schema.device_name(known.address) if known is not None else f"GPU {lane.removeprefix('index ')}"
+        )
+
+    def _look(self, index: int, lane: str) -> _Look:
+        """Read one GPU, in its lane."""
+        look = _Look(Asker(self._called(lane)), uuid=lane if lane in self._last else "")
+        try:
+            handle = self._handle(index, lane)
+            address, uuid, confirmed = self._identity(handle, look.ask)
+            if address is None or uuid is None:
+                raise DiscoveryError(
+                    "NVML does not tell its PCI address or its UUID, nor has it before: it cannot be named"
+                )
+            look.uuid = uuid
+            look.ask.device = schema.device_name(address)
+            reading = GpuReading(index=index, address=address, uuid=uuid, confirmed=confirmed)
+            with (
+                contextlib.nullcontext() if uuid == lane else self._lanes.enter(uuid, _A_LOOK, self.patience)
+            ):
+                read_gpu(reading, handle, look.ask)
+            before = self._last.get(uuid)
+            look.reading = reading if before is None else completed(reading, before)
+        except GpuLost as e:
+            look.lost = True
+            look.ask.note("GPU", str(e))
+        except DiscoveryError as e:
+            look.lost = isinstance(e, GpuFallenOff)
+            look.ask.note("GPU", str(e))
+        except pynvml.NVMLError as e:
+            look.lost = e.value == pynvml.NVML_ERROR_GPU_IS_LOST
+            look.ask.note("GPU", error_text(e) if look.lost else f"NVML gives no handle: {error_text(e)}")
+        return look
+
+    def _handle(self, index: int, lane: str) -> Any:
+        try:
+            return pynvml.nvmlDeviceGetHandleByIndex(index)
+        except pynvml.NVMLError:
+            # One call that fails is no proof: there is another way to the same GPU, if it is known.
+            handle = self._handles.find(lane)
+            if handle is None:
+                raise
+            return handle
+
+    def _identity(self, handle: Any, ask: Asker) -> tuple[PciAddress | None, str | None, bool]:
+        """Return address and UUID of a GPU, and whether it has told both of them now.
+
+        Where one is not told, it is what it was beside the other one.
+        """
+        address, uuid = read_address(handle, ask), read_uuid(handle, ask)
+        confirmed = address is not None and uuid is not None
+        if address is None and uuid in self._last:
+            address = self._last[uuid].address
+        if uuid is None and address is not None:
+            uuid = next((u for u, r in self._last.items() if r.address == address), None)
+        return address, uuid, confirmed
+
+    def _missing(
+        self, readings: Mapping[str, GpuReading], looks: Mapping[str, _Look], late: Mapping[str, Call]
+    ) -> dict[str, DeviceHealth]:
+        """Return why GPUs that were there are not among those that say which they are.
+
+        Only where each GPU says which it is, one that is not among them has gone.
+        """
+        addresses = {r.address for r in readings.values()}
+        missing: dict[str, DeviceHealth] = {}
+        for uuid, before in self._last.items():
+            if uuid in readings or before.address in addresses:
+                continue
+            look = looks.get(uuid)
+            if uuid in late:
+                why = f"{late[uuid]}: the GPU hangs, and others answer; what was found before stays as it was"
+                missing[uuid] = DeviceHealth(reason=DRIVER_HANGING, severity="degraded", message=why)
+            elif look is not None and look.lost:
+                missing[uuid] = _LOST
+            else:
+                error = (
+                    look.ask.problems[-1].message if look is not None else "no GPU says that it is this one"
+                )
+                why = f"it was there before, and does not answer: {error}"[:_MOST_TEXT]
+                missing[uuid] = DeviceHealth(reason="NotAnswering", severity="degraded", message=why)
+        return missing
+
+    def _note_health(
+        self, readings: Mapping[str, GpuReading], missing: Mapping[str, DeviceHealth], *, every: bool
+    ) -> None:
+        for uuid, why in missing.items():
+            if why is _LOST:
+                self._conditions.lost(uuid)
+        if every:
+            self._conditions.seen(readings)
+        for uuid, reading in readings.items():
+            self._conditions.poll(uuid, reading.health)
+
+    def _locate(self) -> str:
+        """Ask each GPU which it is; return what prevents that, as clauses; empty if nothing does."""
+        try:
+            lanes = self._numbered(self._ask_for_count())
+        except pynvml.NVMLError as e:
+            return f"the GPUs cannot be counted: {error_text(e)}"
+        answers = self._lanes.each(lanes, "the question which it is", lambda lane: self._place(lanes[lane]))
+        found = {uuid: place for uuid, place, _ in answers.found.values() if place is not None}
+        unknown = [f"{self._called(lane)}: {why}" for lane, (_, _, why) in answers.found.items() if why]
+        unknown += [f"{self._called(lane)}: {call}" for lane, call in answers.late.items()]
+        self._handles.places = {**self._handles.places, **found} if unknown else found
+        return "; ".join(unknown)
+
+    def _place(self, index: int) -> tuple[str, Place | None, str]:
+        """Return UUID and place of a GPU, or why it tells them not."""
+        ask = Asker("")
+        try:
+            address, uuid, _ = self._identity(pynvml.nvmlDeviceGetHandleByIndex(index), ask)
+        except (GpuLost, pynvml.NVMLError) as e:
+            return "", None, error_text(e) if isinstance(e, pynvml.NVMLError) else str(e)
+        if address is None or uuid is None:
+            return (
+                "",
+                None,
+                "; ".join(p.message for p in ask.problems) or "it tells no UUID or no PCI address",
             )
-            for row in reading.partitions
-        )
-        properties = schema.build(
-            {
-                **common,
-                **reading.facts,
-                "type": "gpu",
-                "vendor": "nvidia",
-                "uuid": reading.uuid,
-                "index": reading.index,
-                names.PCI_BUS_ID: None if address is None else str(address),
-                names.PCIE_ROOT: None if address is None else pci.pcie_root(self._sysfs_root, address),
-                names.NUMA_NODE: None if address is None else pci.numa_node(self._sysfs_root, address),
-            },
-            {
-                **schema.partition_maxima(partitions),
-                "memory": reading.memory,
-                "multiprocessors": reading.multiprocessors,
-            },
-        )
-        problems += [Problem(name, subject, why) for subject, why in properties.rejected]
-        needs_reset = reading.facts.get("architecture") == "Ampere"
-        mode = mig_mode(needs_reset=needs_reset) if reading.mig_enabled else None
-        return DiscoveredDevice(
-            device=InventoryDevice(
-                name=name,
-                attributes=properties.attributes,
-                capacity=properties.capacity,
-                partitions=partitions,
-                links=links,
-                health=(*_health(reading, mode), *self._known_health(reading)),
-            ),
-            uuid=reading.uuid or f"pci:{address}",
-            material=self._material(name, reading, problems),
-            own_nodes=_own_nodes(reading),
-            partitioning=mode,
-        )
+        return uuid, Place(address, index), ""
 
-    def _known_health(self, reading: GpuReading) -> tuple[DeviceHealth, ...]:
-        if reading.uuid is None:
-            return ()
-        self._conditions.poll(reading.uuid, reading.health)
-        return self._conditions.health(reading.uuid)
+    def _sample(self, uuid: str) -> Sequence[DeviceSample]:
+        gpu = self._devices[uuid].device
+        try:
+            handle = self._handles.find(uuid)
+        except (DiscoveryError, pynvml.NVMLError):
+            handle = None
+        if handle is None:
+            return (DeviceSample(device=gpu.name),)
+        return (read_sample(handle, gpu.name), *read_partition_samples(handle, gpu))
+
+    def _forget(self) -> None:
+        self._last, self._devices, self._common = {}, {}, {}
+        self._handles.places = {}
 
     def _has_own_uvm(self) -> bool:
         """Return whether a driver container has made the nodes of unified memory in its own ``/dev``."""
         return (
             self._root is not None and self._root.has_dev and pci.exists(self._root.here / "dev/nvidia-uvm")
         )
-
-    def _material(self, name: str, reading: GpuReading, problems: list[Problem]) -> ContainerEdits:
-        nodes = []
-        for path in _own_nodes(reading):
-            at, host_path = self._software.node(path, self._root)
-            if not pci.exists(at):
-                # Kept all the same: a container that fails to start is better than one without its GPU.
-                problems.append(Problem(name, "device node", f"{at} is not there"))
-            nodes.append(DeviceNode(path, host_path))
-        for path in (f"/dev/{n}" for n in _COMMON_NODES):
-            at, host_path = self._software.node(path, self._root)
-            if pci.exists(at):
-                nodes.append(DeviceNode(path, host_path))
-        return ContainerEdits(device_nodes=tuple(nodes), env=_ENV)
-
-
-def _own_nodes(reading: GpuReading) -> tuple[str, ...]:
-    """Return the paths of the device nodes that are the GPU's alone."""
-    return () if reading.minor is None else (f"/dev/nvidia{reading.minor}",)
-
-
-def _initialization_error(error: pynvml.NVMLError) -> DiscoveryError:
-    text = error_text(error)
-    if error.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
-        return DiscoveryError(
-            f"nvml: {LIBRARY} and the loaded kernel driver are of different versions (the driver was "
-            f"upgraded): start this process again, or load the new driver: {text}"
-        )
-    return DiscoveryError(f"nvml: the library cannot be initialized: {text}")
-
-
-def _samples(index: int, gpu: InventoryDevice) -> Iterator[DeviceSample]:
-    yield read_sample(index, gpu.name)
-    yield from read_partition_samples(index, gpu)
-
-
-def _driver_facts(ask: Asker) -> dict[str, str | int | bool | None]:
-    try:
-        driver = ask("driverVersion", pynvml.nvmlSystemGetDriverVersion)
-        cuda = ask("cudaDriverVersion", pynvml.nvmlSystemGetCudaDriverVersion_v2)
-    except GpuLost as e:
-        ask.note("driverVersion", str(e))
-        return {}
-    return {"driverVersion": driver, "cudaDriverVersion": None if cuda is None else schema.cuda_version(cuda)}
-
-
-def _read(index: int, ask: Asker) -> GpuReading:
-    try:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    except pynvml.NVMLError as e:
-        if e.value == pynvml.NVML_ERROR_GPU_IS_LOST:
-            raise GpuLost(error_text(e)) from e
-        raise DiscoveryError(f"NVML gives no handle: {error_text(e)}") from e
-    reading = read_gpu(index, handle, ask)
-    if reading.address is None and reading.uuid is None:
-        raise DiscoveryError("NVML tells neither its PCI address nor its UUID: it cannot be named")
-    return reading
-
-
-def _name(reading: GpuReading) -> str:
-    if reading.address is not None:
-        return schema.device_name(reading.address)
-    # A DNS label, whatever the text is.
-    text = re.sub(r"[^a-z0-9]+", "-", (reading.uuid or "").lower().removeprefix("gpu-"))
-    return f"gpu-{text[:59].strip('-')}"
-
-
-def _links(reading: GpuReading, by_name: Mapping[str, GpuReading]) -> tuple[DeviceLink, ...]:
-    counts: dict[str, int] = {}
-    for remote in reading.links:
-        if remote is None:
-            peer = "switch"
-        else:
-            peer = schema.device_name(remote)
-            if peer not in by_name:
-                continue  # A GPU that we do not see: of another virtual machine, or lost.
-        counts[peer] = counts.get(peer, 0) + 1
-    return tuple(DeviceLink(peer=peer, type="nvlink", count=n) for peer, n in sorted(counts.items()))
-
-
-def _health(reading: GpuReading, mode: PartitioningMode | None) -> list[DeviceHealth]:
-    health = []
-    if reading.minor is None:
-        health.append(
-            DeviceHealth(
-                reason="DeviceNodeUnknown",
-                severity="degraded",
-                message="NVML does not tell the device node, so that no container can be given this GPU",
-            )
-        )
-    if mode is not None:
-        health.append(mode.condition)
-    return health
-
-
-def _as_lost(device: DiscoveredDevice) -> DiscoveredDevice:
-    lost = DeviceHealth(
-        reason="GpuLost",
-        severity="failed",
-        message="the GPU has fallen off the bus or become inaccessible; it was there before",
-    )
-    health = (*(h for h in device.device.health if h.reason != lost.reason), lost)
-    return dataclasses.replace(device, device=msgspec.structs.replace(device.device, health=health))

@@ -25,7 +25,8 @@ import structlog
 from dra_driver.cdi import DeviceNode, character_device
 from dra_driver.discovery.core.problems import HardwareAbsent
 from dra_driver.discovery.nvidia import smi as nvidia_smi
-from dra_driver.discovery.nvidia.gpu import error_text
+from dra_driver.discovery.nvidia.driver.handles import GpuAbsent
+from dra_driver.discovery.nvidia.driver.library import error_text
 from dra_driver.errors import PrepareError
 from dra_driver.hardware import GpuInstance
 
@@ -44,11 +45,6 @@ _NUMBERS: Final = {name: number for number, name in _MODES.items()}
 _MAX_INSTANCES: Final = 64
 _ABSENT: Final = (pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_NOT_SUPPORTED)
 _NO_PROFILE: Final = (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT)
-_GONE: Final = (
-    pynvml.NVML_ERROR_NOT_FOUND,
-    pynvml.NVML_ERROR_INVALID_ARGUMENT,
-    pynvml.NVML_ERROR_GPU_IS_LOST,
-)
 # What passes when a process has ended or another tool has done its work.
 _PASSING: Final = (pynvml.NVML_ERROR_IN_USE, pynvml.NVML_ERROR_TIMEOUT)
 # Six digits fit into the 20 bits of a minor number; the driver numbers some thousands of capabilities.
@@ -66,7 +62,8 @@ class NvmlControl:
     """The ``ports.GpuControl`` of NVIDIA GPUs.
 
     Args:
-        session: opens the library and keeps others from it, for the time of one call.
+        reach: opens the library, keeps other calls from one GPU for the time of a block and gives its handle;
+            called with its UUID and what is done. See ``NvmlBackend.gpu``.
         smi: nvidia-smi.
         proc_root: where procfs is mounted.
         dev_root: where device nodes are.
@@ -77,7 +74,7 @@ class NvmlControl:
 
     def __init__(
         self,
-        session: Callable[[], AbstractContextManager[None]],
+        reach: Callable[[str, str], AbstractContextManager[Any]],
         *,
         smi: str,
         proc_root: Path,
@@ -85,7 +82,7 @@ class NvmlControl:
         loaded: Callable[[], bool | None] = lambda: None,
         patience: float = 5.0,
     ) -> None:
-        self._session = session
+        self._reach = reach
         self._smi = smi
         self._proc = proc_root
         self._dev = dev_root
@@ -107,6 +104,11 @@ class NvmlControl:
         """True: a GPU instance, then the compute instance in it; neither outlives a boot or a reset."""
         return True
 
+    @property
+    def lanes_of_devices(self) -> bool:
+        """True, see ``SeparateCalls``."""
+        return True
+
     def has(self, gpu: str) -> bool:
         """See ``ports.GpuControl.has``.
 
@@ -115,8 +117,10 @@ class NvmlControl:
                 and modes of the GPU are still there, and must not be forgotten.
         """
         try:
-            with self._session():
-                pynvml.nvmlDeviceGetHandleByUUID(gpu)
+            with self._reach(gpu, "the question whether it is there"):
+                return True
+        except GpuAbsent:
+            return False  # or fallen off the bus: its instances went with it
         except HardwareAbsent as e:
             if self._loaded() is False:
                 return False
@@ -124,10 +128,7 @@ class NvmlControl:
                 f"GPU {gpu} cannot be looked up while its kernel driver is loaded: {e}", retryable=True
             ) from e
         except pynvml.NVMLError as e:
-            if e.value in _GONE:
-                return False
-            raise _refusal(f"GPU {gpu} cannot be looked up", e) from e
-        return True
+            raise PrepareError(f"GPU {gpu} cannot be looked up: {error_text(e)}", retryable=True) from e
 
     def compute_mode(self, gpu: str) -> str:
         """See ``ports.GpuControl.compute_mode``."""
@@ -183,11 +184,7 @@ class NvmlControl:
         with self._gpu(gpu, "its MIG instances cannot be listed") as handle:
             if not _mig_mode(handle):
                 return ()
-            found = [
-                self._describe(handle, instance)
-                for profile in _profiles(handle)
-                for instance in _gpu_instances(handle, profile.id)
-            ]
+            found = [self._describe(handle, instance) for instance in _all_instances(handle)]
             return sorted(found, key=lambda i: (i.start, i.instance_id))
 
     def begin_instance(self, gpu: str, profile_id: int, start: int, size: int) -> GpuInstance:
@@ -261,9 +258,9 @@ class NvmlControl:
         try:
             instance = pynvml.nvmlDeviceGetGpuInstanceById(handle, instance_id)
         except pynvml.NVMLError as e:
-            if e.value in _ABSENT:
+            if e.value in _ABSENT and instance_id not in _listed(handle):
                 return
-            raise
+            raise  # one call that fails does not make it absent
         for compute in _compute_instances(instance):
             pynvml.nvmlComputeInstanceDestroy(compute)
         pynvml.nvmlGpuInstanceDestroy(instance)
@@ -342,8 +339,10 @@ class NvmlControl:
     @contextlib.contextmanager
     def _gpu(self, gpu: str, what: str) -> Iterator[Any]:
         try:
-            with self._session():
-                yield pynvml.nvmlDeviceGetHandleByUUID(gpu)
+            with self._reach(gpu, f"a change or a question ({what})") as handle:
+                yield handle
+        except GpuAbsent as e:
+            raise PrepareError(f"GPU {gpu}: {what}: it is not there", retryable=True) from e
         except pynvml.NVMLError as e:
             raise _refusal(f"GPU {gpu}: {what}", e) from e
 
@@ -361,9 +360,30 @@ def _mig_mode(handle: Any) -> bool:
     try:
         return bool(pynvml.nvmlDeviceGetMigMode(handle)[0])
     except pynvml.NVMLError as e:
-        if e.value == pynvml.NVML_ERROR_NOT_SUPPORTED:
+        # A GPU that has kinds of instances has the mode, too: then it was one call that failed.
+        if e.value == pynvml.NVML_ERROR_NOT_SUPPORTED and next(_profiles(handle), None) is None:
             return False
         raise
+
+
+def _all_instances(handle: Any) -> list[Any]:
+    """Return the GPU instances of a GPU in MIG mode.
+
+    Raises:
+        NVMLError: also where it does not tell any kind of instance that it can have: it may have some all the
+            same.
+    """
+    profiles = list(_profiles(handle))
+    if not profiles:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    return [instance for profile in profiles for instance in _gpu_instances(handle, profile.id)]
+
+
+def _listed(handle: Any) -> frozenset[int]:
+    """Return the numbers of the GPU instances that there are."""
+    if not _mig_mode(handle):
+        return frozenset()
+    return frozenset(pynvml.nvmlGpuInstanceGetInfo(i).id for i in _all_instances(handle))
 
 
 def _profiles(handle: Any) -> Iterator[Any]:
@@ -420,6 +440,7 @@ def _gpu_instances(handle: Any, profile_id: int) -> list[Any]:
 
 def _compute_instances(instance: Any) -> list[Any]:
     found: list[Any] = []
+    kinds, refused = 0, None
     for number in range(pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
         try:
             info = _either_version(
@@ -431,11 +452,15 @@ def _compute_instances(instance: Any) -> list[Any]:
         except pynvml.NVMLError as e:
             if e.value not in _NO_PROFILE:
                 raise
+            refused = e
             continue
+        kinds += 1
         array = (pynvml.c_nvmlComputeInstance_t * _MAX_INSTANCES)()
         count = ctypes.c_uint(0)
         pynvml.nvmlGpuInstanceGetComputeInstances(instance, info.id, array, ctypes.byref(count))
         found += array[: min(count.value, _MAX_INSTANCES)]
+    if refused is not None and not kinds:
+        raise refused  # there is no GPU instance without a kind of compute instance
     return found
 
 

@@ -1,5 +1,7 @@
 """One GPU as NVML sees it: every call on its own, so that a call that fails costs only its own answer.
 
+What a call told before it failed stays (``completed``): an error says nothing about the GPU.
+
 pynvml is a thin layer of ctypes over ``libnvidia-ml.so.1``; it raises ``NVMLError`` for every return code but
 success. Memory is in bytes, MIG memory in MiB, versions are numbers to be taken apart.
 """
@@ -7,23 +9,36 @@ success. Memory is in bytes, MIG memory in MiB, versions are numbers to be taken
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import re
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 import pynvml
 
+from dra_driver.api import names
 from dra_driver.api.own.inventory import PartitionPlacement
 from dra_driver.discovery.core import schema
 from dra_driver.discovery.core.bus.pci import PciAddress
 from dra_driver.discovery.core.problems import Problem
 from dra_driver.discovery.nvidia.conditions import HealthReading
+from dra_driver.discovery.nvidia.driver.library import error_text
 from dra_driver.discovery.nvidia.health import read_health
 from dra_driver.discovery.nvidia.products import MIB
 
-__all__ = ["Asker", "GpuLost", "GpuReading", "MigRow", "error_text", "read_gpu"]
+__all__ = [
+    "UNSUPPORTED",
+    "Asker",
+    "GpuLost",
+    "GpuReading",
+    "MigRow",
+    "completed",
+    "read_address",
+    "read_gpu",
+    "read_uuid",
+]
 
 _T = TypeVar("_T")
 
@@ -78,7 +93,7 @@ _MIG_SUFFIXES: Final = {
 _MIG_NAME: Final = re.compile(r"(?:MIG )?([1-9][0-9]?g\.[1-9][0-9]{0,3}gb(?:[+-][a-z.]{1,12})*)", re.ASCII)
 
 # How NVML says that this GPU, this library or this driver does not know a call or the form of its answer.
-_UNSUPPORTED: Final = (
+UNSUPPORTED: Final = (
     pynvml.NVML_ERROR_NOT_SUPPORTED,
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
     pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
@@ -93,20 +108,20 @@ class GpuLost(Exception):
     """A GPU that has fallen off the bus, as NVML says (GPU_IS_LOST)."""
 
 
-def error_text(error: pynvml.NVMLError) -> str:
-    """Return ``Unknown Error (NVML error 999)``."""
-    return f"{str(error).strip()} (NVML error {error.value})"
-
-
 class Asker:
     """Calls of NVML about one GPU; what it does not answer becomes None.
 
     A call that the GPU or the library does not support is nothing to report; any other failure is noted.
+
+    Attributes:
+        unanswered: the subjects of which nothing was learned, supported or not.
+        problems: those that were noted.
     """
 
     def __init__(self, device: str) -> None:
         self.device = device
         self.problems: list[Problem] = []
+        self.unanswered: set[str] = set()
 
     def __call__(self, subject: str, call: Callable[..., _T], *args: object) -> _T | None:
         """Return the result of ``call(*args)``.
@@ -119,21 +134,32 @@ class Asker:
         except pynvml.NVMLError as e:
             if e.value == pynvml.NVML_ERROR_GPU_IS_LOST:
                 raise GpuLost(error_text(e)) from e
-            if e.value not in _UNSUPPORTED:
-                self.note(subject, error_text(e))
+            self.failed(subject, e)
         except UnicodeDecodeError:
             self.note(subject, "NVML answered with bytes that are no text")
         return None
 
+    def failed(self, subject: str, error: pynvml.NVMLError) -> None:
+        """Note that a call has failed."""
+        self.unanswered.add(subject)
+        if error.value not in UNSUPPORTED:
+            self.note(subject, error_text(error))
+
     def note(self, subject: str, message: str) -> None:
         """Note a problem."""
+        self.unanswered.add(subject)
         self.problems.append(Problem(self.device, subject, message))
 
 
 @dataclass(frozen=True, slots=True)
 class MigRow:
-    """One kind of GPU instance; capacities by the names of the schema."""
+    """One kind of GPU instance; capacities by the names of the schema.
 
+    Attributes:
+        number: with which NVML enumerates it.
+    """
+
+    number: int
     name: str
     profile_id: int
     slices: int
@@ -146,14 +172,21 @@ class GpuReading:
     """What NVML reported of one GPU; None where it did not.
 
     Attributes:
+        index: NVML's own number; it may change when GPUs come and go.
+        confirmed: whether address and UUID were told just now.
         minor: N of ``/dev/nvidiaN``.
+        minor_confirmed: whether that was told just now.
         links: the other end of each active NVLink: a PCI address, or None for a switch.
+        unanswered: see ``Asker``.
+        failed: the subjects of ``Asker.problems``.
     """
 
     index: int
-    address: PciAddress | None = None
-    uuid: str | None = None
+    address: PciAddress
+    uuid: str
+    confirmed: bool = True
     minor: int | None = None
+    minor_confirmed: bool = True
     memory: int | None = None
     multiprocessors: int | None = None
     mig_enabled: bool = False
@@ -161,21 +194,27 @@ class GpuReading:
     partitions: tuple[MigRow, ...] = ()
     links: tuple[PciAddress | None, ...] = ()
     health: HealthReading = field(default_factory=HealthReading)
+    unanswered: frozenset[str] = frozenset()
+    failed: frozenset[str] = frozenset()
 
 
-def read_gpu(index: int, handle: Any, ask: Asker) -> GpuReading:
-    """Read everything that NVML reports of the GPU behind ``handle``.
+def read_address(handle: Any, ask: Asker) -> PciAddress | None:
+    """Read the PCI address of the GPU behind ``handle``."""
+    pci = ask(names.PCI_BUS_ID, pynvml.nvmlDeviceGetPciInfo_v3, handle)
+    return None if pci is None else _address(pci, ask)
+
+
+def read_uuid(handle: Any, ask: Asker) -> str | None:
+    """Read the UUID of the GPU behind ``handle``."""
+    return ask("uuid", pynvml.nvmlDeviceGetUUID, handle) or None
+
+
+def read_gpu(reading: GpuReading, handle: Any, ask: Asker) -> None:
+    """Read everything else that NVML reports of the GPU behind ``handle``.
 
     Raises:
         GpuLost: the GPU has fallen off the bus.
     """
-    reading = GpuReading(index=index)
-    pci = ask("resource.kubernetes.io/pciBusID", pynvml.nvmlDeviceGetPciInfo_v3, handle)
-    if pci is not None:
-        reading.address = _address(pci, ask)
-    if reading.address is not None:
-        ask.device = schema.device_name(reading.address)
-    reading.uuid = ask("uuid", pynvml.nvmlDeviceGetUUID, handle) or None
     reading.minor = ask("device node", pynvml.nvmlDeviceGetMinorNumber, handle)
     memory = ask("memory", pynvml.nvmlDeviceGetMemoryInfo, handle)
     reading.memory = int(memory.total) if memory is not None and memory.total else None
@@ -205,7 +244,71 @@ def read_gpu(index: int, handle: Any, ask: Asker) -> GpuReading:
     else:
         _read_mig(reading, handle, ask)
     reading.health = read_health(handle, ask)
-    return reading
+    reading.unanswered = frozenset(ask.unanswered)
+    reading.failed = frozenset(p.subject for p in ask.problems)
+
+
+# The calls that facts come from, where they are called otherwise.
+_SOURCES: Final[Mapping[str, tuple[str, ...]]] = {
+    "model": ("productName",),
+    "multiprocessors": ("multiprocessors", "cudaComputeCapability"),
+}
+_HEALTH_SOURCES: Final = {
+    "uncorrected": "ECC errors",
+    "remap_pending": "remapped rows",
+    "remap_failed": "remapped rows",
+    "retirement_pending": "retired pages",
+    "recovery_action": "recovery action",
+}
+
+
+def completed(now: GpuReading, before: GpuReading) -> GpuReading:
+    """Return what is known of a GPU: what calls did not answer is as they told it before.
+
+    A call that was supported stays so as long as the driver is not loaded anew. Of its health that does not
+    hold: NVML does not tell of memory rows while MIG mode is on.
+
+    Args:
+        now: what was read.
+        before: what was known, of the same GPU and the same loading of the driver.
+    """
+
+    def lacks(name: str) -> bool:
+        return not now.unanswered.isdisjoint(_SOURCES.get(name, (name,)))
+
+    health = {
+        name: getattr(before.health, name) for name, call in _HEALTH_SOURCES.items() if call in now.failed
+    }
+    numbers = {row.number for row in now.partitions}
+    facts = {name: before.facts.get(name) if lacks(name) else value for name, value in now.facts.items()}
+    partitions = _by_size((*now.partitions, *(r for r in before.partitions if r.number not in numbers)))
+    mig_enabled = before.mig_enabled if lacks("migCapable") else now.mig_enabled
+    if facts.get("virtualization") == VIRTUALIZATION[pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU]:
+        facts["migCapable"], partitions, mig_enabled = False, (), False
+    # A switch of MIG mode may number the device nodes anew.
+    minor_lacks = now.minor is None and mig_enabled == before.mig_enabled
+    return dataclasses.replace(
+        now,
+        minor=before.minor if minor_lacks else now.minor,
+        minor_confirmed=now.minor is not None,
+        memory=before.memory if lacks("memory") else now.memory,
+        multiprocessors=before.multiprocessors if lacks("multiprocessors") else now.multiprocessors,
+        mig_enabled=mig_enabled,
+        facts=facts,
+        partitions=partitions,
+        links=before.links if any(s.startswith("nvlink") for s in now.unanswered) else now.links,
+        health=dataclasses.replace(now.health, **health),
+    )
+
+
+def _by_size(rows: Iterable[MigRow]) -> tuple[MigRow, ...]:
+    """Return kinds of instances from the smallest to the largest, as people list them.
+
+    NVML's numbers follow the history of the library.
+    """
+    return tuple(
+        sorted(rows, key=lambda r: (r.slices, max((p.size for p in r.placements), default=0), r.name))
+    )
 
 
 def _address(pci: Any, ask: Asker) -> PciAddress | None:
@@ -215,7 +318,7 @@ def _address(pci: Any, ask: Asker) -> PciAddress | None:
         address = None
     if address is None and pci.bus <= 0xFF and pci.device <= 0x1F:
         # The text is garbage; the numbers beside it leave out only the function, which is 0 on every GPU.
-        ask.note("resource.kubernetes.io/pciBusID", "NVML's bus id is no PCI address; its numbers are used")
+        ask.note(names.PCI_BUS_ID, "NVML's bus id is no PCI address; its numbers are used")
         address = PciAddress(pci.domain, pci.bus, pci.device)
     return address
 
@@ -249,7 +352,9 @@ def _links(handle: Any, ask: Asker) -> Iterator[PciAddress | None]:
             if e.value == pynvml.NVML_ERROR_GPU_IS_LOST:
                 raise GpuLost(error_text(e)) from e
             # Past the last link (or without NVLink) NVML says so; there is no call for the number of links.
-            if e.value in (*_UNSUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT):
+            if e.value in (*UNSUPPORTED, pynvml.NVML_ERROR_INVALID_ARGUMENT):
+                if not link:
+                    ask.unanswered.add("nvlink 0")
                 return
             ask.note(f"nvlink {link}", error_text(e))
             continue
@@ -271,10 +376,11 @@ def _read_mig(reading: GpuReading, handle: Any, ask: Asker) -> None:
     except pynvml.NVMLError as e:
         if e.value == pynvml.NVML_ERROR_GPU_IS_LOST:
             raise GpuLost(error_text(e)) from e
-        if e.value in _UNSUPPORTED:
+        ask.failed("migCapable", e)
+        if e.value in UNSUPPORTED:
             reading.facts["migCapable"] = False
             return
-        ask.note("migCapable", error_text(e))
+        reading.facts["migCapable"] = None
     else:
         reading.facts["migCapable"] = True
         reading.mig_enabled = bool(mode[0])
@@ -283,10 +389,7 @@ def _read_mig(reading: GpuReading, handle: Any, ask: Asker) -> None:
         for number in range(pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT)
         if (row := _mig_row(number, handle, reading.memory, ask)) is not None
     ]
-    # From the smallest to the largest, as people list them; NVML's numbers follow the history of the library.
-    reading.partitions = tuple(
-        sorted(rows, key=lambda r: (r.slices, max((p.size for p in r.placements), default=0), r.name))
-    )
+    reading.partitions = _by_size(rows)
 
 
 def _mig_info(number: int, handle: Any, ask: Asker) -> Any:
@@ -320,6 +423,7 @@ def _mig_row(number: int, handle: Any, total: int | None, ask: Asker) -> MigRow 
     if not placements:
         return None
     return MigRow(
+        number=number,
         name=name,
         profile_id=info.id,
         slices=info.sliceCount,

@@ -8,21 +8,22 @@ of whole GPUs, whose partitions this driver makes and destroys itself; the two a
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
-from dra_driver.api.own.inventory import InventoryDevice, PartitionProfile
+from dra_driver.api.own.inventory import DeviceHealth, InventoryDevice, PartitionProfile
 from dra_driver.api.own.partitions import partition_name
 from dra_driver.api.resource import DeviceAttribute
 from dra_driver.cdi import ContainerEdits, DeviceNode, own_nodes
 from dra_driver.discovery.core.control import ToolPaths
 from dra_driver.discovery.core.hotplug import HotplugHints
 from dra_driver.discovery.core.problems import Problem, ProblemLog
-from dra_driver.errors import PrepareError
+from dra_driver.discovery.nvidia.driver.lanes import Lanes
+from dra_driver.errors import DraError
 from dra_driver.hardware import DeviceSample, DiscoveredDevice, GpuInstance, HealthEvent
 from dra_driver.ports import GpuControl
 
@@ -34,6 +35,8 @@ _OF_THE_WHOLE = frozenset({"index", "migCapable", "uuid", "nvlinkGroup"})
 
 class WholeGpus(Protocol):
     """The backend of whole GPUs that this one refines."""
+
+    patience: float
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -90,11 +93,23 @@ class NvmlInstancesBackend:
         self._proc_root = proc_root
         self._log = ProblemLog("nvml")
         self._published: frozenset[str] = frozenset()
+        self._lanes = Lanes(gpus.patience)
+        # The MIG devices of each GPU, by its UUID.
+        self._last: dict[str, list[DiscoveredDevice]] = {}
 
     @property
     def name(self) -> str:
         """``nvml``."""
         return "nvml"
+
+    @property
+    def patience(self) -> float:
+        """Seconds after which a call about one GPU counts as hanging."""
+        return self._gpus.patience
+
+    @patience.setter
+    def patience(self, seconds: float) -> None:
+        self._gpus.patience = seconds
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -110,13 +125,18 @@ class NvmlInstancesBackend:
         """
         problems: list[Problem] = []
         devices: list[DiscoveredDevice] = []
-        for gpu in self._gpus.discover():
+        last: dict[str, list[DiscoveredDevice]] = {}
+        gpus = self._gpus.discover()
+        answers = self._ask(gpus)
+        for gpu in gpus:
             if gpu.partitioning is None:
                 # What is not cut up now must not be cut up by us either.
                 whole = msgspec.structs.replace(gpu.device, partitions=())
                 devices.append(dataclasses.replace(gpu, device=whole))
                 continue
-            devices += self._instances(gpu, problems)
+            last[gpu.uuid] = self._instances(gpu, answers.get(gpu.uuid, ()), problems)
+            devices += last[gpu.uuid]
+        self._last = last
         self._log.replace(problems)
         self._published = frozenset(d.device.name for d in devices)
         return sorted(devices, key=lambda d: d.device.name)
@@ -153,13 +173,36 @@ class NvmlInstancesBackend:
         """Close the library."""
         self._gpus.close()
 
-    def _instances(self, gpu: DiscoveredDevice, problems: list[Problem]) -> list[DiscoveredDevice]:
+    def _ask(self, gpus: Sequence[DiscoveredDevice]) -> Mapping[str, Sequence[GpuInstance] | str]:
+        """Return the MIG devices of each GPU by its UUID, or why they cannot be learned."""
         control = self._gpus.control(ToolPaths(proc_root=self._proc_root))
-        try:
-            instances = control.instances(gpu.uuid) if control is not None else ()
-        except PrepareError as e:
-            problems.append(Problem(gpu.device.name, "MIG devices", str(e)))
-            return []
+        if control is None:
+            return {}
+        cut = {gpu.uuid: gpu.partitioning is not None for gpu in gpus}
+
+        def ask(uuid: str) -> Sequence[GpuInstance] | str:
+            try:
+                # One that is not cut has none; that it answers shows that the library does.
+                if cut[uuid]:
+                    return control.instances(uuid)
+                control.partitioning(uuid)
+                return ()
+            except DraError as e:
+                return str(e)
+
+        self._lanes.patience = self._gpus.patience
+        answers = (
+            self._lanes.each(cut, "the question for its MIG devices", ask) if any(cut.values()) else None
+        )
+        return {} if answers is None else answers.found | {g: str(call) for g, call in answers.late.items()}
+
+    def _instances(
+        self, gpu: DiscoveredDevice, instances: Sequence[GpuInstance] | str, problems: list[Problem]
+    ) -> list[DiscoveredDevice]:
+        if isinstance(instances, str):
+            problems.append(Problem(gpu.device.name, "MIG devices", instances))
+            # What they were stays, with what is known of the GPU now.
+            return [_with_health(d, gpu.health_of_partitions) for d in self._last.get(gpu.uuid, ())]
         profiles = {p.profile_id: p for p in gpu.device.partitions}
         found: list[DiscoveredDevice] = []
         for instance in instances:
@@ -194,6 +237,10 @@ def _device(gpu: DiscoveredDevice, instance: GpuInstance, profile: PartitionProf
         own_nodes=tuple(dict.fromkeys(n.path for n in (*instance.device_nodes, *of_gpu))),
         is_partition=True,
     )
+
+
+def _with_health(device: DiscoveredDevice, health: tuple[DeviceHealth, ...]) -> DiscoveredDevice:
+    return dataclasses.replace(device, device=msgspec.structs.replace(device.device, health=health))
 
 
 def _nodes(gpu: DiscoveredDevice, instance: GpuInstance) -> tuple[DeviceNode, ...]:

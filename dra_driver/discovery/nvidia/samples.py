@@ -17,12 +17,8 @@ __all__ = ["read_partition_samples", "read_sample"]
 _MOST_MIG_DEVICES: Final = 16
 
 
-def read_sample(index: int, name: str) -> DeviceSample:
-    """Return a sample of one GPU by its NVML index; what cannot be read is None."""
-    try:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    except pynvml.NVMLError:
-        return DeviceSample(device=name)
+def read_sample(handle: Any, name: str) -> DeviceSample:
+    """Return a sample of the GPU behind a handle; what cannot be read is None."""
     used = _try(pynvml.nvmlDeviceGetUtilizationRates, handle)
     memory = _memory(handle)
     temperature = _try(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU)
@@ -38,13 +34,12 @@ def read_sample(index: int, name: str) -> DeviceSample:
     )
 
 
-def read_partition_samples(index: int, gpu: InventoryDevice) -> Iterator[DeviceSample]:
-    """Yield samples of the MIG devices of one GPU by its NVML index; none where MIG mode is off.
+def read_partition_samples(handle: Any, gpu: InventoryDevice) -> Iterator[DeviceSample]:
+    """Yield samples of the MIG devices of the GPU behind a handle; none where MIG mode is off.
 
     NVML tells the memory of a MIG device, not its load or power; its temperature is that of the GPU.
     """
-    handle = _try(pynvml.nvmlDeviceGetHandleByIndex, index)
-    mode = None if handle is None else _try(pynvml.nvmlDeviceGetMigMode, handle)
+    mode = _try(pynvml.nvmlDeviceGetMigMode, handle)
     if not mode or not mode[0]:
         return
     profiles = {p.profile_id: p.name for p in gpu.partitions}

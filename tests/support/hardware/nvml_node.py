@@ -5,9 +5,10 @@ so that it knows the same claims after a restart of the agent.
 
 ``["prepare" | "unprepare", CLAIM, DEVICE[,DEVICE…]]`` repeats the call until it succeeds, as the kubelet
 does; ``["refused", CLAIM, DEVICE]`` is a single call of prepare, ``["kept", CLAIM]`` one of unprepare;
-``["machine", LINE…]`` puts lines for the whole machine into the stub's configuration; ``["devices"]`` looks
-at the hardware and lists the inventory; ``["samples"]``; ``["administrator", METHOD, ARGUMENT…]`` changes
-GPUs behind the agent's back.
+``["machine", LINE…]`` puts lines for the whole machine into the stub's configuration, ``["gpu", UUID,
+LINE…]`` lines for one GPU until the next such step; ``["devices"]`` looks at the hardware and lists the
+inventory, its conditions and the records of claims; ``["samples"]``; ``["administrator", METHOD,
+ARGUMENT…]`` changes GPUs behind the agent's back.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ _SLICING = {
     "kind": "GpuConfig",
     "sharing": {"strategy": "TimeSlicing", "timeSlicing": {"interval": "Long"}},
 }
+_MPS = {"apiVersion": "dra-driver.dev/v1alpha1", "kind": "GpuConfig", "sharing": {"strategy": "MPS"}}
 
 
 async def _until_done(node: Any, verb: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -83,11 +85,25 @@ async def _look(node: Any, verb: str, backend: DeviceBackend, proc: Path, *argum
         lines[: lines.index("gpu")] = [*lines[:2], *arguments]
         file.write_text("\n".join(lines) + "\n")
         return {}
+    if verb == "gpu":
+        file = Path(os.environ["NVML_STUB_CONFIG"])
+        uuid, *more = arguments
+        lines = [line for line in file.read_text().splitlines() if not line.startswith("fail ")]
+        at = lines.index(f"uuid {uuid}")
+        fresh = file.with_suffix(".new")
+        fresh.write_text("\n".join([*lines[: at + 1], *more, *lines[at + 1 :]]) + "\n")
+        fresh.rename(file)
+        return {}
     if verb == "samples":
         assert isinstance(backend, TelemetrySource)
         return {"metrics": node.plugin.observation.metrics.render(backend.sample()).decode()}
     await node.plugin._table.scan()
-    return {"devices": {d.device.name: d.uuid for d in node.plugin._table.devices}}
+    devices = node.plugin._table.devices
+    return {
+        "devices": {d.device.name: d.uuid for d in devices},
+        "health": {d.device.name: [h.reason for h in d.device.health] for d in devices},
+        "claims": sorted(c.name for c in node.plugin._reservations.records),
+    }
 
 
 async def main(root: Path, steps: list[list[Any]], spec: str) -> None:
@@ -118,7 +134,7 @@ async def main(root: Path, steps: list[list[Any]], spec: str) -> None:
                 if name not in claims:
                     body = claim(name, *device[0].split(","))
                     if len(device) > 1:
-                        opaque = {"driver": DRIVER, "parameters": _SLICING}
+                        opaque = {"driver": DRIVER, "parameters": _MPS if device[1] == "mps" else _SLICING}
                         config = [{"source": "FromClaim", "opaque": opaque}]
                         body["status"]["allocation"]["devices"]["config"] = config
                     claims[name] = add_claim(kube, body)

@@ -168,6 +168,7 @@ import work_counter
 from dra_driver.api import codec
 from dra_driver.cli import common
 from dra_driver.discovery import open_backend
+from dra_driver.discovery.core.control import ToolPaths
 from dra_driver.errors import DraError
 common.configure_logging("error", "json")
 backend = None
@@ -188,6 +189,18 @@ for line in sys.stdin:
     elif ask["op"] == "wait":
         events = backend.wait_for_events(ask["seconds"])
         answer = {"events": [[e.uuid, e.reason, e.severity, e.message, e.code] for e in events]}
+    elif ask["op"] == "control":
+        control = backend.control(ToolPaths(proc_root=Path(ask["proc"])))
+        control._patience = 0.0
+        try:
+            found = getattr(control, ask["method"])(*ask["arguments"])
+        except DraError as e:
+            answer = {"error": str(e), "retryable": getattr(e, "retryable", None)}
+        else:
+            answer = {"answer": [i.instance_id for i in found] if isinstance(found, list) else str(found)}
+    elif ask["op"] == "patience":
+        backend.patience = ask["seconds"]
+        answer = {}
     elif ask["op"] == "sample":
         answer = {"samples": [dataclasses.asdict(s) for s in backend.sample()]}
     elif ask["op"] == "calls":
@@ -220,10 +233,16 @@ class Probe:
     def __init__(self, library: Path, folder: Path) -> None:
         self.config = folder / "nvml.conf"
         self.config.write_text(config([]))
-        environment = {"LD_LIBRARY_PATH": str(library), "NVML_STUB_CONFIG": str(self.config)}
+        self.hanging = folder / "hang"
+        self._proc = folder / "proc"
+        environment = {
+            "LD_LIBRARY_PATH": str(library),
+            "NVML_STUB_CONFIG": str(self.config),
+            "NVML_STUB_HANG": str(self.hanging),
+        }
         self._process = ForkedScript(_PROBE, environment=environment)
 
-    def _ask(self, op: str, **arguments: str | float) -> dict[str, Any]:
+    def _ask(self, op: str, **arguments: Any) -> dict[str, Any]:
         answer: dict[str, Any] = json.loads(self._process.ask(json.dumps({"op": op, **arguments})))
         return answer
 
@@ -246,6 +265,20 @@ class Probe:
             self.config.write_text(text)
         events: list[list[Any]] = self._ask("wait", seconds=seconds)["events"]
         return events
+
+    def control(self, method: str, *arguments: Any) -> dict[str, Any]:
+        """``answer`` of the backend's control, or ``error`` and ``retryable``."""
+        return self._ask("control", method=method, arguments=arguments, proc=str(self._proc))
+
+    def hang(self, *lines: str) -> None:
+        """From now on these calls do not come back, see the stub; none do if there are no lines."""
+        fresh = self.hanging.with_suffix(".new")
+        fresh.write_text("".join(f"{line}\n" for line in lines))
+        fresh.rename(self.hanging)
+
+    def patience(self, seconds: float) -> None:
+        """``patience`` of the backend."""
+        self._ask("patience", seconds=seconds)
 
     def sample(self) -> list[dict[str, Any]]:
         """``sample`` of the backend."""

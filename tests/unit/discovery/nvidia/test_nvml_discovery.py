@@ -19,6 +19,7 @@ from dra_driver.discovery.nvidia.products import products
 from dra_driver.discovery.simulated.profile import load
 
 PCI_ID = "resource.kubernetes.io/pciBusID"
+IDENTITY = ("nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetUUID")
 
 
 @pytest.fixture(scope="module")
@@ -109,9 +110,8 @@ def test_a_t4_has_no_mig_and_no_links(probe: stub.Probe) -> None:
     assert "links" not in device
 
 
-# Each call, and what its failure may cost.
+# Each call, and what its failure may cost where it has never told anything.
 CALLS = {
-    "nvmlDeviceGetUUID": {"uuid"},
     "nvmlDeviceGetName": {"productName", "model"},
     "nvmlDeviceGetMemoryInfo": {"memory"},
     "nvmlDeviceGetCudaComputeCapability": {"cudaComputeCapability", "multiprocessors"},
@@ -122,7 +122,6 @@ CALLS = {
     "nvmlDeviceGetEccMode": {"eccEnabled"},
     "nvmlDeviceGetVirtualizationMode": set(),
     "nvmlDeviceGetMinorNumber": set(),
-    "nvmlDeviceGetPciInfo_v3": {PCI_ID},
     "nvmlDeviceGetNvLinkState": {"nvlinkGroup"},
     "nvmlDeviceGetNvLinkRemoteDeviceType": {"nvlinkGroup"},
     "nvmlDeviceGetGpuFabricInfoV": set(),
@@ -137,7 +136,8 @@ def test_a_call_that_fails_costs_only_what_it_would_have_told(
 ) -> None:
     probe.open(stub.config(dgx_a100()))
     whole = {attr for d in probe.discover()["devices"][:1] for attr in (*d["attributes"], *d["capacity"])}
-    answer = probe.discover(stub.config(dgx_a100({0: {call: code}})))
+    probe.open(stub.config(dgx_a100({0: {call: code}})))
+    answer = probe.discover()
     assert len(answer["devices"]) == 8
     first = next(d for d in answer["devices"] if attribute(d, "index") == 0)
     lost = whole - {*first["attributes"], *first["capacity"]}
@@ -152,25 +152,16 @@ def test_a_call_that_fails_costs_only_what_it_would_have_told(
     assert bool(named) == (code == stub.UNKNOWN)
 
 
-def test_a_gpu_without_uuid_is_known_by_its_place(probe: stub.Probe) -> None:
-    probe.open(stub.config([t4(nvmlDeviceGetUUID=stub.UNKNOWN)]))
-    (device,) = probe.discover()["devices"]
-    assert device["identity"] == "pci:0000:00:1e.0"
-
-
-def test_a_gpu_without_pci_address_is_named_by_its_uuid(probe: stub.Probe) -> None:
-    probe.open(stub.config([t4(nvmlDeviceGetPciInfo_v3=stub.UNKNOWN)]))
-    (device,) = probe.discover()["devices"]
-    assert device["name"] == "gpu-t4"
-    assert device["identity"] == "GPU-t4"
-
-
-def test_a_gpu_that_cannot_be_named_costs_only_itself(probe: stub.Probe) -> None:
-    fail = {"nvmlDeviceGetPciInfo_v3": stub.UNKNOWN, "nvmlDeviceGetUUID": stub.UNKNOWN}
-    probe.open(stub.config(dgx_a100({3: fail})))
+@pytest.mark.parametrize("calls", [("nvmlDeviceGetPciInfo_v3",), ("nvmlDeviceGetUUID",), IDENTITY])
+def test_a_gpu_that_never_said_which_it_is_costs_only_itself(
+    probe: stub.Probe, calls: tuple[str, ...]
+) -> None:
+    """Any other name or identity would end with the error, and claims have it by then."""
+    probe.open(stub.config(dgx_a100({3: dict.fromkeys(calls, stub.UNKNOWN)})))
     answer = probe.discover()
     assert len(answer["devices"]) == 7
-    assert any(p.startswith("GPU 3: GPU: NVML tells neither") for p in answer["problems"])
+    assert any("GPU: NVML does not tell its PCI address or its UUID" in p for p in answer["problems"])
+    assert len(probe.discover(stub.config(dgx_a100()))["devices"]) == 8
 
 
 def test_a_gpu_without_device_node_gets_nothing_new(probe: stub.Probe) -> None:
@@ -363,9 +354,8 @@ def test_a_mig_profile_that_fails_costs_only_itself(probe: stub.Probe) -> None:
     answer = probe.discover()
     assert "1g.10gb+gfx" in [p["name"] for p in answer["devices"][0]["partitions"]]
     assert len(answer["devices"][0]["partitions"]) == 8
-    answer = probe.discover(
-        stub.config(dgx_a100({0: {"nvmlDeviceGetGpuInstancePossiblePlacements_v2": 999}}))
-    )
+    probe.open(stub.config(dgx_a100({0: {"nvmlDeviceGetGpuInstancePossiblePlacements_v2": 999}})))
+    answer = probe.discover()
     assert "partitions" not in answer["devices"][0]
     assert len(answer["devices"][1]["partitions"]) == 7
     assert sum("placements of" in p for p in answer["problems"]) == 7
@@ -387,13 +377,16 @@ def test_an_older_driver_tells_less_and_is_no_problem(probe: stub.Probe) -> None
 
 def test_hostile_texts_are_left_out_not_published(probe: stub.Probe) -> None:
     gpu = t4()
-    gpu.extra = ["name " + "x" * 90, "uuid GPU-" + "y" * 80, "bus garbage"]
+    gpu.extra = ["name " + "x" * 90, "uuid GPU-" + "y" * 80]
     probe.open(stub.config([gpu]))
     answer = probe.discover()
     (device,) = answer["devices"]
-    assert {"productName", "uuid", PCI_ID}.isdisjoint(device["attributes"])
+    assert {"productName", "uuid"}.isdisjoint(device["attributes"])
     assert len(device["name"]) <= 63
     assert any("longer than 64 bytes" in p for p in answer["problems"])
+    gpu.extra = ["bus garbage"]
+    probe.open(stub.config([gpu]))
+    assert probe.discover()["devices"] == []
 
 
 def test_bytes_that_are_no_text_cost_the_attribute(probe: stub.Probe) -> None:
@@ -405,10 +398,16 @@ def test_bytes_that_are_no_text_cost_the_attribute(probe: stub.Probe) -> None:
 
 
 def test_two_gpus_at_one_address_are_one_and_a_problem(probe: stub.Probe) -> None:
-    probe.open(stub.config([t4(), t4()]))
+    other = t4()
+    other.uuid = "GPU-other"
+    probe.open(stub.config([t4(), other]))
     answer = probe.discover()
     assert len(answer["devices"]) == 1
     assert "GPU 1: GPU: left out: GPU 0 has the same address" in answer["problems"]
+    probe.open(stub.config([t4(), t4()]))
+    answer = probe.discover()
+    assert len(answer["devices"]) == 1
+    assert "gpu-0000-00-1e-0: uuid: left out: another GPU has the same" in answer["problems"]
 
 
 def test_the_work_grows_with_the_gpus(probe: stub.Probe) -> None:

@@ -32,6 +32,9 @@ class Control:
     def __init__(self, instances: Sequence[GpuInstance] | PrepareError) -> None:
         self._instances = instances
 
+    def partitioning(self, gpu: str) -> bool:
+        return False
+
     def instances(self, gpu: str) -> Sequence[GpuInstance]:
         if isinstance(self._instances, PrepareError):
             raise self._instances
@@ -42,6 +45,7 @@ class Gpus:
     """Two A100, of which the first is in MIG mode."""
 
     problems: tuple[Problem, ...] = ()
+    patience = 20.0
 
     def __init__(self, instances: Sequence[GpuInstance] | PrepareError) -> None:
         self._control = Control(instances)

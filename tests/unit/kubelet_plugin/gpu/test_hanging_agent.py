@@ -41,7 +41,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Machine:
     """A node with two GPUs, one of which can be cut, an API server, and agents one after the other."""
 
-    def __init__(self, root: Path, library: Path, server: ApiServer) -> None:
+    def __init__(self, root: Path, library: Path, server: ApiServer, other: str = "T4") -> None:
         self.root = root
         self.library = library
         self.server = server
@@ -49,13 +49,17 @@ class Machine:
         self.url = ""
         gpus = [
             stub.Gpu("H100-80", "00000000:07:00.0", 3, "GPU-cut", extra=["supported_events 0xFFFF"]),
-            stub.Gpu("T4", "00000000:3b:00.0", 4, "GPU-whole", extra=["supported_events 0xFFFF"]),
+            stub.Gpu(other, "00000000:3b:00.0", 4, "GPU-whole", extra=["supported_events 0xFFFF"]),
         ]
         (root / "nvml.conf").write_text(stub.config(gpus))
         (root / "sys/module/nvidia").mkdir(parents=True)
         minors = root / "proc/driver/nvidia-caps/mig-minors"
         minors.parent.mkdir(parents=True)
-        lines = [f"gpu3/gi{g}/access {408 + 9 * g}\ngpu3/gi{g}/ci0/access {409 + 9 * g}\n" for g in range(15)]
+        lines = [
+            f"gpu{n}/gi{g}/access {3 + 135 * n + 9 * g}\ngpu{n}/gi{g}/ci0/access {4 + 135 * n + 9 * g}\n"
+            for n in (3, 4)
+            for g in range(15)
+        ]
         minors.write_text("".join(lines))
         nvidia_nodes(root)
 
@@ -118,6 +122,20 @@ class Machine:
             while not list((self.root / "registry").glob("*.sock")):
                 await asyncio.sleep(0.05)
 
+    async def state(self) -> dict[str, Any]:
+        """The state page."""
+        return dict(json.loads((await self.get("/debug/state"))[1]))
+
+    async def conditions(self, device: str, *wanted: str) -> list[dict[str, Any]]:
+        """What is wrong with a device, as soon as it is that."""
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                (found,) = (d for d in (await self.state())["devices"] if d["name"] == device)
+                wrong = [h for h in found.get("health", ()) if h["severity"] != "info"]
+                if [h["reason"] for h in wrong] == list(wanted):
+                    return wrong
+                await asyncio.sleep(0.1)
+
     async def backend(self, state: str) -> dict[str, Any]:
         """What the state page says of the backend, as soon as its state is this one."""
         async with asyncio.timeout(PATIENCE):
@@ -166,14 +184,14 @@ class Machine:
 
 
 @asynccontextmanager
-async def machine(root: Path, library: Path) -> AsyncIterator[Machine]:
+async def machine(root: Path, library: Path, other: str = "T4") -> AsyncIterator[Machine]:
     server = ApiServer()
     files = (PROJECT / "deploy/manifests/crds").glob("*.yaml")
     await server.install(documents(*files))
     await server.install([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}])
     await server.start()
     server.write_kubeconfig(root / "kubeconfig")
-    node = Machine(root, library, server)
+    node = Machine(root, library, server, other)
     try:
         yield node
     finally:
@@ -226,6 +244,86 @@ def test_a_library_that_hangs_is_told_and_keeps_no_process(
             await node.condition("True")
             assert await node.call("unprepare", after) == ""
             assert await node.stop() == 0
+
+    asyncio.run(life())
+
+
+@pytest.mark.slow
+def test_one_gpu_that_hangs_costs_no_claim_of_another(library: Path, tmp_path: Path) -> None:
+    async def life() -> None:
+        async with machine(tmp_path, library) as node:
+            await node.start("--scan-deadline=6")
+            await node.until_ready()
+            node.hang("nvmlDeviceGetTotalEccErrors GPU-whole")
+            body = node.add("cut", PARTITION)
+            assert await node.call("prepare", body) == ""
+            hanging = await node.conditions(WHOLE, "DriverHanging")
+            assert "a look at it that began at" in hanging[0]["message"]
+            assert await node.call("unprepare", body) == ""
+            (cut,) = (d for d in (await node.state())["devices"] if d["name"] == CUT)
+            assert "DriverHanging" not in {h["reason"] for h in cut.get("health", ())}
+            assert (await node.backend("ok"))["problems"]
+            assert "has not ended" not in (await node.get("/readyz"))[1]
+            node.hang()
+            assert await node.conditions(WHOLE) == []
+            assert await node.stop() == 0
+
+    asyncio.run(life())
+
+
+@pytest.mark.long
+def test_an_agent_that_starts_beside_a_gpu_that_hangs_serves_the_others(
+    library: Path, tmp_path: Path
+) -> None:
+    async def life() -> None:
+        async with machine(tmp_path, library) as node:
+            await node.start("--scan-deadline=6")
+            await node.until_ready()
+            first, whole = node.add("first", PARTITION), node.add("whole", WHOLE)
+            assert await node.call("prepare", first) == ""
+            assert await node.call("prepare", whole) == ""
+            assert await node.stop() == 0
+            node.hang("* GPU-whole")
+            await node.start("--scan-deadline=6")
+            while [d["name"] for d in (await node.state())["devices"]] != [CUT]:
+                await asyncio.sleep(0.1)
+            assert await node.conditions(CUT) == []
+            assert {c["name"] for c in (await node.state())["claims"]} == {"first", "whole"}
+            assert await node.call("unprepare", first) == ""
+            assert await node.call("prepare", node.add("second", PARTITION)) == ""
+            # What needs nothing of the hardware.
+            assert await node.call("unprepare", whole) == ""
+            node.hang()
+            await node.until_ready()
+            assert await node.conditions(WHOLE) == []
+
+    asyncio.run(life())
+
+
+@pytest.mark.long
+def test_a_change_of_one_gpu_that_hangs_names_it_and_keeps_no_other(library: Path, tmp_path: Path) -> None:
+    async def life() -> None:
+        async with machine(tmp_path, library, other="H100-80") as node:
+            await node.start("--scan-deadline=6")
+            await node.until_ready()
+            body = node.add("cut", PARTITION)
+            node.hang("nvmlDeviceCreateGpuInstanceWithPlacement GPU-cut")
+            calling = asyncio.create_task(node.call("prepare", body))
+            await node.conditions(CUT, "DriverHanging")
+            other = node.add("other", f"{WHOLE}-mig-3g-40gb-4")
+            assert await node.call("prepare", other) == ""
+            assert await node.call("unprepare", other) == ""
+            assert await node.call("prepare", node.add("whole", WHOLE)) == ""
+            error = await calling
+            assert "GPU-cut" in error
+            assert "does not answer" in error
+            # What is refused meanwhile is refused because of this GPU, too.
+            assert "GPU-cut" in await node.call("prepare", body)
+            assert await node.conditions(WHOLE) == []
+            node.hang()
+            await node.conditions(CUT)
+            assert await node.call("unprepare", body) == ""
+            assert "instance" not in (tmp_path / "stub").read_text()
 
     asyncio.run(life())
 
