@@ -260,9 +260,10 @@ class InventoryKeeper:
         devices = tuple(d.device for d in self._table.devices)
         if not self._table.occupied_known:
             devices = tuple(_still_occupied(devices, stored))
-        if not self._table.complete.is_set():
+        if not self._table.complete.is_set() or any(r.unnamed for r in self._table.reports):
             found = {d.name for d in devices}
-            # Whose backend has not answered since the start is not withdrawn because another one has.
+            # Whose backend has not answered since the start is not withdrawn because another one has; nor is
+            # one that may be there without saying which it is.
             devices += tuple(_unconfirmed(d) for d in stored if d.name not in found)
         spec = fit(
             DeviceInventorySpec(

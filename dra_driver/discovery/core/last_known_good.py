@@ -57,12 +57,15 @@ class BackendReport:
             one went.
         message: why it is not ``ok``.
         problems: what the last look that succeeded could not learn.
+        unnamed: whether there are devices that do not say which they are: one that was there before the agent
+            was started and is not found may be among them.
     """
 
     backend: str
     state: BackendState
     message: str = ""
     problems: tuple[Problem, ...] = ()
+    unnamed: bool = False
 
     @property
     def broken(self) -> bool:
@@ -124,7 +127,12 @@ class LastKnownGood:
             self.report = BackendReport(name, "failed", message)
         else:
             self.answered = True
-            self.report = BackendReport(name, "ok", problems=tuple(getattr(self.backend, "problems", ())))
+            self.report = BackendReport(
+                name,
+                "ok",
+                problems=tuple(getattr(self.backend, "problems", ())),
+                unnamed=bool(getattr(self.backend, "unnamed", False)),
+            )
         return self.devices
 
     def _steady(self, look: Callable[[], tuple[DiscoveredDevice, ...]]) -> tuple[DiscoveredDevice, ...]:

@@ -91,6 +91,7 @@ class NvmlBackend:
 
     Attributes:
         problems: what the last ``discover`` could not learn.
+        unnamed: whether there are GPUs that have never said which they are.
         patience: seconds after which a look at one GPU counts as hanging.
 
     Args:
@@ -132,6 +133,7 @@ class NvmlBackend:
         self._last: dict[str, GpuReading] = {}
         self._common: schema.Facts = {}
         self._devices: dict[str, DiscoveredDevice] = {}
+        self.unnamed = False
 
     @property
     def name(self) -> str:
@@ -191,6 +193,7 @@ class NvmlBackend:
             )
             self._devices = {d.uuid: d for d in found}
             self._log.replace(problems)
+            self.unnamed = "" in looks or any(lane not in self._last for lane in answers.late)
             if found:
                 self._events.enable(self._devices)
             return sorted(found, key=lambda d: d.device.name)

@@ -21,6 +21,7 @@ from dra_driver.api.resource import DeviceAttribute
 from dra_driver.cdi import ContainerEdits, DeviceNode, own_nodes
 from dra_driver.discovery.core.control import ToolPaths
 from dra_driver.discovery.core.hotplug import HotplugHints
+from dra_driver.discovery.core.last_known_good import DRIVER_HANGING
 from dra_driver.discovery.core.problems import Problem, ProblemLog
 from dra_driver.discovery.nvidia.driver.lanes import Lanes
 from dra_driver.errors import DraError
@@ -37,6 +38,7 @@ class WholeGpus(Protocol):
     """The backend of whole GPUs that this one refines."""
 
     patience: float
+    unnamed: bool
 
     @property
     def problems(self) -> tuple[Problem, ...]:
@@ -95,12 +97,17 @@ class NvmlInstancesBackend:
         self._published: frozenset[str] = frozenset()
         self._lanes = Lanes(gpus.patience)
         # The MIG devices of each GPU, by its UUID.
-        self._last: dict[str, list[DiscoveredDevice]] = {}
+        self._last: dict[str, list[DiscoveredDevice] | None] = {}
 
     @property
     def name(self) -> str:
         """``nvml``."""
         return "nvml"
+
+    @property
+    def unnamed(self) -> bool:
+        """Whether there are GPUs that have never said which they are, or which MIG devices they have."""
+        return self._gpus.unnamed or any(devices is None for devices in self._last.values())
 
     @property
     def patience(self) -> float:
@@ -125,7 +132,7 @@ class NvmlInstancesBackend:
         """
         problems: list[Problem] = []
         devices: list[DiscoveredDevice] = []
-        last: dict[str, list[DiscoveredDevice]] = {}
+        last: dict[str, list[DiscoveredDevice] | None] = {}
         gpus = self._gpus.discover()
         answers = self._ask(gpus)
         for gpu in gpus:
@@ -135,7 +142,7 @@ class NvmlInstancesBackend:
                 devices.append(dataclasses.replace(gpu, device=whole))
                 continue
             last[gpu.uuid] = self._instances(gpu, answers.get(gpu.uuid, ()), problems)
-            devices += last[gpu.uuid]
+            devices += last[gpu.uuid] or ()
         self._last = last
         self._log.replace(problems)
         self._published = frozenset(d.device.name for d in devices)
@@ -180,7 +187,13 @@ class NvmlInstancesBackend:
             return {}
         cut = {gpu.uuid: gpu.partitioning is not None for gpu in gpus}
 
+        hanging = {
+            gpu.uuid: h.message for gpu in gpus for h in gpu.device.health if h.reason == DRIVER_HANGING
+        }
+
         def ask(uuid: str) -> Sequence[GpuInstance] | str:
+            if uuid in hanging:
+                return hanging[uuid]
             try:
                 # One that is not cut has none; that it answers shows that the library does.
                 if cut[uuid]:
@@ -198,11 +211,13 @@ class NvmlInstancesBackend:
 
     def _instances(
         self, gpu: DiscoveredDevice, instances: Sequence[GpuInstance] | str, problems: list[Problem]
-    ) -> list[DiscoveredDevice]:
+    ) -> list[DiscoveredDevice] | None:
+        """Return the MIG devices of a GPU; None if they have never been learned."""
         if isinstance(instances, str):
             problems.append(Problem(gpu.device.name, "MIG devices", instances))
+            last = self._last.get(gpu.uuid)
             # What they were stays, with what is known of the GPU now.
-            return [_with_health(d, gpu.health_of_partitions) for d in self._last.get(gpu.uuid, ())]
+            return None if last is None else [_with_health(d, gpu.health_of_partitions) for d in last]
         profiles = {p.profile_id: p for p in gpu.device.partitions}
         found: list[DiscoveredDevice] = []
         for instance in instances:

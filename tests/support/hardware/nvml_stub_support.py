@@ -222,6 +222,7 @@ for line in sys.stdin:
                     for d in found
                 ],
                 "problems": [str(p) for p in backend.problems],
+                "unnamed": backend.unnamed,
             }
     print(json.dumps(answer), flush=True)
 """
@@ -254,7 +255,10 @@ class Probe:
         self._ask("open", sysfs=str(sysfs), dev=str(dev))
 
     def discover(self, text: str | None = None) -> dict[str, Any]:
-        """``devices`` and ``problems``, or ``error`` and ``text``; first changes the machine if told to."""
+        """``devices``, ``problems`` and ``unnamed``, or ``error`` and ``text``.
+
+        Changes the machine first if told to.
+        """
         if text is not None:
             self.config.write_text(text)
         return self._ask("discover")

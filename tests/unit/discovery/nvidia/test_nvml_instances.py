@@ -46,6 +46,7 @@ class Gpus:
 
     problems: tuple[Problem, ...] = ()
     patience = 20.0
+    unnamed = False
 
     def __init__(self, instances: Sequence[GpuInstance] | PrepareError) -> None:
         self._control = Control(instances)
@@ -135,6 +136,24 @@ def test_a_whole_gpu_is_not_offered_in_parts() -> None:
     assert whole.device.name == "gpu-0000-0f-00-0"
     assert whole.device.partitions == ()
     assert whole.own_nodes == ("/dev/nvidia1",)
+
+
+def test_mig_devices_stay_while_their_gpu_does_not_list_them() -> None:
+    gpus = Gpus([instance(9, 19, 4, 1)])
+    one = NvmlInstancesBackend(gpus, proc_root=Path("/host/proc"))  # type: ignore[arg-type]
+    before = one.discover()
+    gpus._control._instances = PrepareError("NVML says 999")
+    assert one.discover() == before
+    assert [p.message for p in one.problems] == ["NVML says 999"]
+    assert not one.unnamed
+    gpus._control._instances = []
+    assert [d.device.name for d in one.discover()] == ["gpu-0000-0f-00-0"]
+
+
+def test_mig_devices_that_were_never_listed_may_be_there() -> None:
+    one = backend(PrepareError("NVML says 999"))
+    assert [d.device.name for d in one.discover()] == ["gpu-0000-0f-00-0"]
+    assert one.unnamed
 
 
 def test_what_is_half_made_is_left_out_with_the_reason() -> None:

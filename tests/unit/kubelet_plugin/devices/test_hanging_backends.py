@@ -52,6 +52,7 @@ class Hanging:
         self.answer.set()
         self.looks = 0
         self.error: Exception | None = None
+        self.unnamed = False
 
     def discover(self) -> Sequence[DiscoveredDevice]:
         self.looks += 1
@@ -293,6 +294,31 @@ def test_a_first_look_that_hangs_withdraws_nothing_and_is_told(tmp_path: Path, h
             (kept,) = (inventory(kube) or {})["spec"]["devices"]
             assert [h["reason"] for h in kept["health"]] == ["NotConfirmed"]
             assert (await fetch(node, "/readyz"))[0] == 503
+
+    asyncio.run(life())
+
+
+def test_a_device_that_may_be_one_of_those_without_a_name_is_not_withdrawn(
+    tmp_path: Path, hanging: Any
+) -> None:
+    """The agent was started anew, and a device that is counted does not say which it is."""
+
+    def conditions(kube: FakeClient) -> dict[str, list[str]]:
+        devices = (inventory(kube) or {"spec": {"devices": []}})["spec"]["devices"]
+        return {d["name"]: [h["reason"] for h in d.get("health", ())] for d in devices}
+
+    async def life() -> None:
+        kube, backend = FakeClient(), hanging("some", device(0), device(1))
+        async with agent(tmp_path, kube, backend):
+            await eventually(lambda: len(conditions(kube)) == 2)
+        backend.devices, backend.unnamed = (device(0),), True
+        async with agent(tmp_path, kube, backend) as node:
+            await eventually(lambda: conditions(kube) == {"gpu-0": [], "gpu-1": ["NotConfirmed"]})
+            await node.plugin._table.scan()
+            assert conditions(kube) == {"gpu-0": [], "gpu-1": ["NotConfirmed"]}
+            backend.unnamed = False
+            await node.plugin._table.scan()
+            await eventually(lambda: conditions(kube) == {"gpu-0": []})
 
     asyncio.run(life())
 
