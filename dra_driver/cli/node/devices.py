@@ -6,8 +6,10 @@ import argparse
 import json
 import platform
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from dra_driver import discovery
 from dra_driver.api import codec, names
@@ -16,8 +18,11 @@ from dra_driver.api.resource import DeviceAttribute
 from dra_driver.cli import common
 from dra_driver.cli.display.progress import shown_if_long
 from dra_driver.discovery import LastKnownGood
+from dra_driver.ports import DeviceBackend
 
 __all__ = ["add_arguments", "run"]
+
+_CLOSE_SECONDS: Final = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
             with shown_if_long(f"looking for devices: {kept.backend.name}"):
                 kept.look()
         finally:
-            kept.backend.close()
+            _close(kept.backend)
     devices = [found.device for kept in backends for found in kept.devices]
     broken = [kept.report for kept in backends if kept.report.broken]
     if args.output != "table":
@@ -82,6 +87,13 @@ def run(args: argparse.Namespace) -> int:
     for report in broken:
         print(f"dra-driver devices: {report.message}", file=sys.stderr)
     return 1 if broken else 0
+
+
+def _close(backend: DeviceBackend) -> None:
+    """Close a backend; one in which a call hangs is left to the end of the process."""
+    closing = threading.Thread(target=backend.close, daemon=True)
+    closing.start()
+    closing.join(_CLOSE_SECONDS)
 
 
 def _problems(backends: Sequence[LastKnownGood]) -> list[dict[str, str]]:

@@ -447,6 +447,21 @@ def test_the_command_prints_what_nvml_finds(library: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.long
+@pytest.mark.long
+def test_the_command_prints_what_answers_beside_a_gpu_that_hangs(library: Path, tmp_path: Path) -> None:
+    (tmp_path / "nvml.conf").write_text(stub.config(dgx_a100()[:2]))
+    (tmp_path / "hang").write_text("* GPU-1\n")
+    environment = {
+        "LD_LIBRARY_PATH": str(library),
+        "NVML_STUB_CONFIG": str(tmp_path / "nvml.conf"),
+        "NVML_STUB_HANG": str(tmp_path / "hang"),
+    }
+    done = devices_command(environment, "--backend=nvml", "--output=json")
+    answer = json.loads(done.stdout)
+    assert [d["name"] for d in answer["devices"]] == ["gpu-0000-07-00-0"]
+    assert any(p["device"] == "GPU 1" and "has not ended" in p["message"] for p in answer["problems"])
+
+
 def test_on_a_bare_machine_the_command_says_what_it_looked_for(tmp_path: Path) -> None:
     # An empty file takes the place of a library that the machine of the test may have.
     (tmp_path / "libnvidia-ml.so.1").touch()
