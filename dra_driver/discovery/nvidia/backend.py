@@ -359,7 +359,7 @@ class NvmlBackend:
             with (
                 contextlib.nullcontext() if uuid == lane else self._lanes.enter(uuid, _A_LOOK, self.patience)
             ):
-                read_gpu(reading, handle, look.ask)
+                read_gpu(reading, handle, look.ask, str(self._common.get("driverVersion") or ""))
             before = self._last.get(uuid)
             look.reading = reading if before is None else completed(reading, before)
         except GpuLost as e:

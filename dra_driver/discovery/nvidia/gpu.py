@@ -209,8 +209,14 @@ def read_uuid(handle: Any, ask: Asker) -> str | None:
     return ask("uuid", pynvml.nvmlDeviceGetUUID, handle) or None
 
 
-def read_gpu(reading: GpuReading, handle: Any, ask: Asker) -> None:
+def read_gpu(reading: GpuReading, handle: Any, ask: Asker, driver_version: str) -> None:
     """Read everything else that NVML reports of the GPU behind ``handle``.
+
+    Args:
+        reading: that is completed.
+        handle: NVML's.
+        ask: about this GPU: an error is noted as its own.
+        driver_version: of the kernel driver; empty if it is not known.
 
     Raises:
         GpuLost: the GPU has fallen off the bus.
@@ -243,7 +249,7 @@ def read_gpu(reading: GpuReading, handle: Any, ask: Asker) -> None:
         reading.facts["migCapable"] = False
     else:
         _read_mig(reading, handle, ask)
-    reading.health = read_health(handle, ask)
+    reading.health = read_health(handle, ask, driver_version)
     reading.unanswered = frozenset(ask.unanswered)
     reading.failed = frozenset(p.subject for p in ask.problems)
 

@@ -37,12 +37,13 @@ _LONGEST_DELAY: Final = 300.0
 _log = structlog.get_logger(__name__)
 
 
-def read_health(handle: Any, ask: Callable[..., Any]) -> HealthReading:
+def read_health(handle: Any, ask: Callable[..., Any], driver_version: str) -> HealthReading:
     """Read the health of one GPU.
 
     Args:
         handle: NVML's.
         ask: an ``nvml_gpu.Asker``.
+        driver_version: of the kernel driver, such as 570.86.15; empty if it is not known.
 
     Raises:
         GpuLost: the GPU has fallen off the bus.
@@ -64,7 +65,7 @@ def read_health(handle: Any, ask: Callable[..., Any]) -> HealthReading:
         remap_failed=None if remapped is None else bool(remapped[3]),
         retirement_pending=None if pending is None else bool(pending),
         recovery_action=_recovery_action(handle, ask),
-        branch=_branch(ask),
+        branch=_branch(driver_version),
     )
 
 
@@ -76,8 +77,8 @@ def _recovery_action(handle: Any, ask: Callable[..., Any]) -> int | None:
     return int(values[0].value.uiVal)
 
 
-def _branch(ask: Callable[..., Any]) -> int | None:
-    first = str(ask("driverVersion", pynvml.nvmlSystemGetDriverVersion) or "").partition(".")[0]
+def _branch(driver_version: str) -> int | None:
+    first = driver_version.partition(".")[0]
     return int(first) if first.isascii() and first.isdigit() and len(first) < 6 else None
 
 
