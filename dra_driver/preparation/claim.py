@@ -12,6 +12,7 @@ from dra_driver.api.own.inventory import InventoryDevice
 from dra_driver.api.own.parameters import IommuBackend
 from dra_driver.api.resource import DeviceAttribute
 from dra_driver.cdi import ContainerEdits, Spec
+from dra_driver.errors import PrepareError
 
 __all__ = [
     "BindingRecord",
@@ -241,6 +242,38 @@ class PreparedClaim(Wire, frozen=True, kw_only=True):
     def standing(self) -> ClaimState:
         """The state for the table of ``machine``."""
         return ClaimState.ENDED if self.ended else self.state
+
+    def cdi_name(self, device: PreparedDevice) -> str:
+        """Return the name, within the claim's CDI document, of the CDI device that stands for a device.
+
+        Raises:
+            PrepareError: the record has none.
+        """
+        for qualified in device.cdi_device_ids:
+            return qualified.partition("=")[2]
+        raise self._lacks(f"device {device.device}: its record has no CDI device name (cdiDeviceIDs)")
+
+    def check_document(self) -> None:
+        """Refuse a record by which a container would start without a device of the claim.
+
+        This driver writes no such record: it was changed by hand, or comes from another program.
+
+        Raises:
+            PrepareError: a device has no CDI device name, or the claim has devices and no CDI document.
+        """
+        if self.ended:
+            return
+        for device in self.devices:
+            self.cdi_name(device)
+        if self.devices and self.spec is None:
+            names = ", ".join(d.device for d in self.devices)
+            raise self._lacks(f"device {names}: its record has no CDI document (spec)")
+
+    def _lacks(self, what: str) -> PrepareError:
+        return PrepareError(
+            f"claim {self.key} (UID {self.uid}), {what}, so that no container can be given the device; "
+            "delete the claim's pods: the claim is then unprepared, and prepared anew for new ones"
+        )
 
     @property
     def is_for_one_pod(self) -> bool:

@@ -48,7 +48,7 @@ def _of_partitions(record: PreparedClaim) -> Iterable[tuple[PreparedDevice, Set[
     for device in record.devices:
         if device.partition is None or device.admin_access or not device.cdi_device_ids:
             continue
-        given = edits.get(device.cdi_device_ids[0].partition("=")[2], cdi.ContainerEdits())
+        given = edits.get(record.cdi_name(device), cdi.ContainerEdits())
         yield device, _paths(given, device.own_nodes or ())
 
 

@@ -96,7 +96,7 @@ def bound(record: PreparedClaim, facts: Mapping[str, FunctionFacts]) -> Prepared
             cdev=known.cdev,
         )
         devices.append(msgspec.structs.replace(device, binding=binding, own_nodes=(_own_node(binding),)))
-        bindings[device.cdi_device_ids[0].partition("=")[2]] = binding
+        bindings[record.cdi_name(device)] = binding
     named = tuple(
         msgspec.structs.replace(d, container_edits=_with_nodes(d.container_edits, bindings[d.name]))
         if d.name in bindings

@@ -167,7 +167,7 @@ def complete(record: PreparedClaim, made: Mapping[str, tuple[str, cdi.ContainerE
         partition = msgspec.structs.replace(device.partition, uuid=uuid)
         nodes = tuple(n.path for n in instance.device_nodes)
         devices.append(msgspec.structs.replace(device, partition=partition, own_nodes=nodes))
-        parts[device.cdi_device_ids[0].partition("=")[2]] = device
+        parts[record.cdi_name(device)] = device
     record = msgspec.structs.replace(record, devices=tuple(devices))
     assert record.spec is not None
     spec = msgspec.structs.replace(

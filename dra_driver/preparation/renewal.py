@@ -54,7 +54,7 @@ def renewed(driver: str, record: PreparedClaim, devices: Mapping[str, NodeDevice
     before = {d.name: d.container_edits for d in record.spec.devices}
     found, edits = [], []
     for device in record.devices:
-        held = before.get(_cdi_name(device), cdi.ContainerEdits())
+        held = before.get(record.cdi_name(device), cdi.ContainerEdits())
         own = read_only_pipes(device.own if device.own is not None else _own(device, held))
         now = _now(device, devices)
         if now is None:
@@ -163,7 +163,7 @@ def _instances(
         partition = device.partition
         if partition is None or not partition.uuid:
             continue
-        held = before.get(_cdi_name(device), cdi.ContainerEdits())
+        held = before.get(record.cdi_name(device), cdi.ContainerEdits())
         # In a record that does not say which nodes are the device's own, a numbered one may be the driver's.
         found = _now(device, devices)
         given = found.edits.device_nodes if found is not None else ()
@@ -173,7 +173,3 @@ def _instances(
         if not nodes or any(n.path in now for n in nodes):
             kept[device.device] = (partition.uuid, cdi.ContainerEdits(device_nodes=nodes))
     return kept
-
-
-def _cdi_name(device: PreparedDevice) -> str:
-    return device.cdi_device_ids[0].partition("=")[2] if device.cdi_device_ids else ""

@@ -185,6 +185,7 @@ class Upkeep:
         fresh, is_old_look = record, False
         self._ending.discard(record.uid)
         try:
+            record.check_document()
             fresh, is_old_look = self._renewed(record)
             fresh = await self._hardware.locate(fresh)
             if fresh.spec is not None and not any(d.binding for d in fresh.devices):

@@ -43,7 +43,10 @@ def documented(driver: str, record: PreparedClaim, edits: Sequence[cdi.Container
     """
     shared = _shared(edits)
     devices = tuple(
-        cdi.Device(name=_name(d), container_edits=cdi.merge(_rest(e, shared), d.own or cdi.ContainerEdits()))
+        cdi.Device(
+            name=record.cdi_name(d),
+            container_edits=cdi.merge(_rest(e, shared), d.own or cdi.ContainerEdits()),
+        )
         for d, e in zip(record.devices, edits, strict=True)
     )
     spec = cdi.Spec(
@@ -98,7 +101,7 @@ def without_absent(record: PreparedClaim, absent: Set[str]) -> cdi.Spec | None:
     """
     if record.spec is None or not absent:
         return record.spec
-    by_name = {_name(d): d for d in record.devices}
+    by_name = {record.cdi_name(d): d for d in record.devices}
     devices = []
     for device in record.spec.devices:
         here = by_name.get(device.name)
@@ -123,7 +126,7 @@ def _judged(record: PreparedClaim) -> Sequence[tuple[cdi.ContainerEdits, cdi.Con
     """Return edits of devices that are no simulations, each with those that are for the claim's sake."""
     if record.spec is None or all(d.simulated for d in record.devices):
         return ()
-    by_name = {_name(d): d for d in record.devices}
+    by_name = {record.cdi_name(d): d for d in record.devices}
     found = [(record.spec.container_edits, cdi.ContainerEdits())]
     for device in record.spec.devices:
         here = by_name.get(device.name)
@@ -165,11 +168,6 @@ def _by_number(node: cdi.DeviceNode) -> bool:
 
 
 # --- parts --------------------------------------------------------------------------------------------------
-
-
-def _name(device: PreparedDevice) -> str:
-    """Return the name of the CDI device that stands for it."""
-    return device.cdi_device_ids[0].partition("=")[2]
 
 
 def _shared(edits: Sequence[cdi.ContainerEdits]) -> cdi.ContainerEdits:
