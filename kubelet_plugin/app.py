@@ -19,6 +19,7 @@ from dra_driver.errors import ConfigurationError, DraError
 from dra_driver.hardware import GpuInstance
 from dra_driver.kube import KubeApi, SystemClock
 from dra_driver.ports import Clock, DeviceBackend, KubeClient
+from dra_driver.preparation import PreparedClaim, Verdict
 from kubelet_plugin.claims.cdi_directory import CdiDirectory
 from kubelet_plugin.claims.checkpoint_file import CheckpointFile
 from kubelet_plugin.claims.host_files import HostFiles
@@ -224,6 +225,7 @@ class Plugin:
             ),
             passthrough=settings.passthrough_policy,
             complete=self._table.complete.is_set,
+            in_use=self._in_use,
             report=self.notices.report,
         )
 
@@ -344,6 +346,9 @@ class Plugin:
         file = self._configuration.state / RELEASE_FILE
         why = f"an administrator has them released ({file})" if held else ""
         self._setup.hardware.calls.released = self._effects.released = why
+
+    async def _in_use(self, record: PreparedClaim) -> Verdict:
+        return await self._reconciler.use_of(record)
 
     def _observe(self, operation: str, result: str, seconds: float) -> None:
         self.observation.call(operation, result, seconds)

@@ -5,6 +5,7 @@ Pure: no I/O, no clock. ``kubelet_plugin`` carries the effects out.
 
 from __future__ import annotations
 
+from dra_driver.preparation.allocation import GivenDevice, devices_of_claim, devices_of_record
 from dra_driver.preparation.claim import (
     BindingRecord,
     ClaimState,
@@ -65,6 +66,7 @@ __all__ = [
     "Event",
     "FunctionFacts",
     "FunctionRecord",
+    "GivenDevice",
     "Holdings",
     "NodeDevice",
     "NodeProcess",
@@ -85,6 +87,8 @@ __all__ = [
     "check_nodes",
     "check_uid",
     "complete",
+    "devices_of_claim",
+    "devices_of_record",
     "ended",
     "exclusive_nodes",
     "judge",

@@ -34,6 +34,7 @@ class Event(enum.Enum):
     APPLIED = "all side effects are in place"
     FAILED = "a side effect could not be made"
     RESUME = "the kubelet asks again, and a backend has been at work since it asked last"
+    REALLOCATED = "the kubelet wants it with other devices than the record has, which no pod uses any more"
     UNPREPARE = "the kubelet does not need it any more"
     RESTART = "the plugin finds this record, or a file without one, and does not know the devices yet"
     REVIEW = "the plugin knows the devices: after its start, now and then, and when they have changed"
@@ -135,6 +136,10 @@ TRANSITIONS: Final[Mapping[tuple[ClaimState, Event], Transition]] = MappingProxy
         (_STARTED, Event.RESUME): Transition(_STARTED, (*_MAKE, Effect.WRITE_SPEC)),
         (_STARTED, Event.APPLIED): Transition(_COMPLETED, (Effect.SAVE,)),
         (_STARTED, Event.FAILED): Transition(_ABSENT, _UNDO),
+        # What the record says is undone to its end before the new devices are planned into a record: one that
+        # held both would be undone by a version that does not know it, or not at all.
+        (_STARTED, Event.REALLOCATED): Transition(_ABSENT, _UNDO),
+        (_COMPLETED, Event.REALLOCATED): Transition(_ABSENT, _UNDO),
         # Unknown claims succeed: the kubelet also unprepares what it failed to prepare.
         (_ABSENT, Event.UNPREPARE): Transition(_ABSENT, _CLEAR),
         (_STARTED, Event.UNPREPARE): Transition(_ABSENT, _UNDO),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import msgspec
+import structlog
 import tenacity
 
 from dra_driver.api.meta import PoolName, Uid
@@ -23,14 +24,26 @@ from dra_driver.errors import (
     ServerBusy,
 )
 from dra_driver.ports import KubeClient
-from dra_driver.preparation import NodeDevice, PassthroughPolicy, PreparedClaim, check_identity, plan
+from dra_driver.preparation import (
+    NodeDevice,
+    PassthroughPolicy,
+    PreparedClaim,
+    check_identity,
+    devices_of_claim,
+    plan,
+)
 from kubelet_plugin.claims.host_files import Host
+from kubelet_plugin.claims.reallocation import Given
 from kubelet_plugin.claims.reservations import DeviceReservations
 from kubelet_plugin.extensions.effects import BackendEffects
 
 __all__ = ["ClaimReference", "Planner", "Timing"]
 
+# How long the API server may keep the repeated prepare of a claim from its answer.
+_COMPARE_SECONDS: Final = 5.0
 _NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +146,30 @@ class Planner:
                 f"the claim cannot be read, tried for {self._timing.budget:g} s: {e}", retryable=True
             ) from e
         raise AssertionError("tenacity gives a result or raises")
+
+    async def given(self, reference: ClaimReference, uid: Uid, deadline: float) -> Given:
+        """Return which of our devices a claim is allocated to now.
+
+        Asked for a claim that is prepared already. Where there is no answer, what it was given stays: the
+        kubelet has read the claim just before, no other claim gets its devices meanwhile, and a claim that
+        is allocated elsewhere is found by the reconciliation.
+
+        Args:
+            reference: the claim, as the kubelet names it.
+            uid: its UID, checked.
+            deadline: of the loop's clock, for the whole call.
+
+        Returns:
+            None where the claim cannot be read, is gone, or is another one.
+        """
+        _check_names(reference)
+        limit = min(deadline, asyncio.get_running_loop().time() + _COMPARE_SECONDS)
+        try:
+            claim = await self._read(reference, limit)
+        except (ApiUnavailable, ServerBusy, PrepareError) as e:
+            log.warning("a claim that is prepared could not be compared", uid=uid, error=str(e))
+            return None
+        return devices_of_claim(claim, self._driver) if claim.metadata.uid == uid else None
 
     async def _plan_once(self, reference: ClaimReference, uid: Uid, deadline: float) -> PreparedClaim:
         claim = await self._read(reference, deadline)

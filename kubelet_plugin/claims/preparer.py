@@ -31,6 +31,7 @@ from dra_driver.preparation import (
     PreparedDevice,
     check_identity,
     check_uid,
+    devices_of_record,
     renewed,
 )
 from kubelet_plugin.claims.cdi_directory import Specs
@@ -38,6 +39,7 @@ from kubelet_plugin.claims.effects import Effects
 from kubelet_plugin.claims.host_files import EverythingThere, Host
 from kubelet_plugin.claims.metadata_directory import Metadata, NoMetadata
 from kubelet_plugin.claims.planning import ClaimReference, Planner, Timing
+from kubelet_plugin.claims.reallocation import Given, InUse, is_reallocated, nothing_is_used
 from kubelet_plugin.claims.recovery import Recovery
 from kubelet_plugin.claims.reservations import (
     NO_CHECKPOINT,
@@ -78,6 +80,8 @@ class Preparer:
         passthrough: whose claims may have devices as bare PCI functions; defaults to those whose DeviceClass
             asks for it.
         complete: whether ``devices`` is all there is, so that what is not in it is not on the node.
+        in_use: asks whether containers may still use what a claim was given before it was allocated anew;
+            defaults to none doing so.
         report: called with the kind (see ``notices``) and the text of what is found.
     """
 
@@ -100,11 +104,13 @@ class Preparer:
         backends: BackendEffects | None = None,
         passthrough: PassthroughPolicy | None = None,
         complete: Callable[[], bool] = lambda: True,
+        in_use: InUse = nothing_is_used,
         report: Callable[[str, str], None] = lambda *_: None,
     ) -> None:
         self._driver = driver
         self._specs = specs
         self.intact = True
+        self._in_use = in_use
         self._devices = devices
         self._hardware: Hardware = hardware or NoHardware()
         self._timing = timing or Timing()
@@ -299,7 +305,7 @@ class Preparer:
         uid = check_uid(reference.uid)
         deadline = self._now() + self._timing.budget
         async with self._reservations.claim(uid, deadline) as locked:
-            if (devices := await self._answer_again(locked, deadline)) is not None:
+            if (devices := await self._answer_again(locked, reference, deadline)) is not None:
                 return devices
             # Outside of a transaction: the API server is waited for, and another instance may act meanwhile.
             planned = await self._planner.plan(reference, uid, deadline)
@@ -325,27 +331,28 @@ class Preparer:
             if claim.record is not None and self._reservations.is_outdated(claim.record):
                 # It could not be ended at the start. What it had is to be undone as after a reboot.
                 await self._upkeep.end(claim, claim.record)
-            record = claim.record
-            state = record.standing if record else ClaimState.ABSENT
-            try:
-                await self._effects.carry_out(claim, record, state, Event.UNPREPARE)
-            except Exception:
-                if record is not None:
-                    self._upkeep.ending(record)
-                raise
-            self._upkeep.forget(uid)
+            await self._give_back(claim, claim.record, Event.UNPREPARE)
 
     # --- inside ---------------------------------------------------------------------------------------------
 
-    async def _answer_again(self, locked: LockedClaim, deadline: float) -> tuple[PreparedDevice, ...] | None:
+    async def _answer_again(
+        self, locked: LockedClaim, reference: ClaimReference, deadline: float
+    ) -> tuple[PreparedDevice, ...] | None:
         """Do what ``_repeat`` does; what may pass soon is waited for."""
         limit = min(deadline, self._now() + self._timing.patience)
+        given: Given = None
+        is_known = False
         while True:
             try:
                 async with locked.transaction(deadline) as claim:
                     # Tried at the start; a disk that was full then must not make this boot look like another.
                     await claim.note_boot()
-                    return await self._repeat(claim)
+                    if is_known or not claim.has_begun:
+                        return await self._repeat(claim, given)
+                # Outside of the transaction, and for a claim that has something only: it may have been
+                # allocated anew since. The kubelet asks seldom for what is prepared.
+                given, is_known = await self._planner.given(reference, claim.uid, deadline), True
+                continue
             except StillPreparing:
                 raise  # it has been waited for
             except PrepareError as e:
@@ -353,11 +360,18 @@ class Preparer:
                     raise
             await asyncio.sleep(_LOOK_AGAIN_SECONDS)
 
-    async def _repeat(self, claim: Reservation) -> tuple[PreparedDevice, ...] | None:
+    async def _repeat(self, claim: Reservation, given: Given) -> tuple[PreparedDevice, ...] | None:
         """Answer for a claim that is prepared already, or finish one that a backend is at work for.
 
+        Args:
+            claim: the claim's reservation, in a transaction.
+            given: what the claim is allocated to now; None where that is not known.
+
         Returns:
-            None for any other claim, of which nothing is left then.
+            None for any other claim, and one that was allocated anew, of which nothing is left then.
+
+        Raises:
+            PrepareError: it was allocated anew, and what it had may still be in use.
         """
         record = claim.record
         if record is None or record.ended:
@@ -365,12 +379,15 @@ class Preparer:
         if self._reservations.is_outdated(record):
             await self._upkeep.end(claim, record)
             return None
-        if record.state is not ClaimState.COMPLETED:
-            if self._backends.is_preparing(record):
-                return await self._resume(claim, record)
+        if record.state is not ClaimState.COMPLETED and not self._backends.is_preparing(record):
             # An earlier attempt ended half-way and its undoing failed too: its record says what is left.
             await self._undo(claim)
             return None
+        if await is_reallocated(record, given, self._in_use):
+            await self._give_back(claim, record, Event.REALLOCATED)
+            return None
+        if record.state is not ClaimState.COMPLETED:
+            return await self._resume(claim, record)
         return (await self._upkeep.renew(claim, record, Event.PREPARE)).devices
 
     async def _make(
@@ -381,7 +398,7 @@ class Preparer:
         while True:
             async with locked.transaction(deadline) as claim:
                 # While this one waited, another instance may have prepared it.
-                if (devices := await self._repeat(claim)) is not None:
+                if (devices := await self._repeat(claim, devices_of_record(planned))) is not None:
                     return devices
                 conflict = claim.reserve(planned)
                 if conflict is None:
@@ -477,6 +494,16 @@ class Preparer:
                 # The record stays STARTED and the devices stay held until the next call or start.
                 log.error("a failed prepare could not be undone", uid=claim.uid, error=str(e), undo=str(undo))
             raise
+
+    async def _give_back(self, claim: Reservation, record: PreparedClaim | None, why: Event) -> None:
+        state = record.standing if record is not None else ClaimState.ABSENT
+        try:
+            await self._effects.carry_out(claim, record, state, why)
+        except Exception:
+            if record is not None:
+                self._upkeep.ending(record)
+            raise
+        self._upkeep.forget(claim.uid)
 
     async def _undo(self, claim: Reservation) -> None:
         # Without a durable record nothing was begun, and what is at the places of its partitions is not ours.

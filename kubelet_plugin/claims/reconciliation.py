@@ -119,6 +119,19 @@ class Reconciler:
         """How many claims are gone and keep their devices, because these may be in use."""
         return len(self._kept)
 
+    async def use_of(self, record: PreparedClaim) -> Verdict:
+        """Return whether containers may still use what a claim was given before it was allocated anew."""
+        records = self._preparer.claims
+        kubelet = await self._kubelet()
+        listed: bool | None = None
+        if kubelet is not None:
+            others = [r for r in records if r.uid != record.uid]
+            # See ``_compare``: the kubelet may not list claims at all.
+            lists_claims = not others or any(not cdi_ids(r).isdisjoint(kubelet.pods) for r in others)
+            listed = not cdi_ids(record).isdisjoint(kubelet.pods) or (False if lists_claims else None)
+        ((_, verdict),) = await self._judged([record], records, listed=listed)
+        return verdict
+
     async def run(self) -> None:
         """Compare until cancelled."""
         await asyncio.sleep(self._intervals.first)
