@@ -135,7 +135,7 @@ class Plugin:
         self._node_lock = StateLock(configuration.state / "state.lock")
         self._instances = Instances(configuration.state, configuration.instance, self._clock)
         self._reservations = DeviceReservations(
-            CheckpointFile(configuration.checkpoint, self._io),
+            CheckpointFile(configuration.checkpoint, self._io, self._instances.alone, self._node_lock.check),
             node_lock=self._node_lock,
             boot_id=self._boot_id,
         )
@@ -336,7 +336,7 @@ class Plugin:
         except BaseExceptionGroup as e:
             raise _first(e) from e
         finally:
-            self._node_lock.close()
+            await self._node_lock.end()
             self._setup.close()
             self._effects.close()
             await self._table.end(self._timings.closing)

@@ -18,7 +18,7 @@ from dra_driver.preparation.claim import (
     PreparedDevice,
 )
 from dra_driver.preparation.effects import PlannedEffect, planned
-from dra_driver.preparation.files.checkpoint import Checkpoint
+from dra_driver.preparation.files.checkpoint import Checkpoint, Journal
 from dra_driver.preparation.files.document import RECORD_ANNOTATION, annotated, named_on_host, without_absent
 from dra_driver.preparation.files.metadata import METADATA_FILE, metadata_files
 from dra_driver.preparation.files.names import (
@@ -27,7 +27,7 @@ from dra_driver.preparation.files.names import (
     spec_file_prefix,
     uid_of_spec_file,
 )
-from dra_driver.preparation.holdings import Conflict, Holdings
+from dra_driver.preparation.holdings import Conflict, Holdings, gathered
 from dra_driver.preparation.machine import TRANSITIONS, Effect, Event, Transition, transition
 from dra_driver.preparation.node_device import NodeDevice
 from dra_driver.preparation.partition_nodes import check_nodes
@@ -68,6 +68,7 @@ __all__ = [
     "FunctionRecord",
     "GivenDevice",
     "Holdings",
+    "Journal",
     "NodeDevice",
     "NodeProcess",
     "PartitionRecord",
@@ -91,6 +92,7 @@ __all__ = [
     "devices_of_record",
     "ended",
     "exclusive_nodes",
+    "gathered",
     "judge",
     "metadata_files",
     "named_on_host",

@@ -9,7 +9,7 @@ from typing import Final
 from dra_driver.api.meta import ObjectKey, PoolName, Uid
 from dra_driver.preparation.claim import DeviceSetting, PreparedClaim, PreparedDevice
 
-__all__ = ["Conflict", "Holdings"]
+__all__ = ["Conflict", "Holdings", "gathered"]
 
 _OTHER: Final = "ask for another device, or wait until that claim has ended"
 # Without this mode a process that does not use MPS could take the memory that MPS limits others to.
@@ -152,6 +152,30 @@ class Holdings:
         """Return the partitions that claims hold of the GPU with this UUID."""
         for held in self._holders.values():
             yield from (d for d in held.devices if d.partition is not None and d.uuid == gpu)
+
+
+def gathered(
+    *sources: Iterable[PreparedClaim],
+) -> tuple[Sequence[PreparedClaim], Sequence[PreparedClaim]]:
+    """Return the records that count of sources that may contradict each other, and those that do not.
+
+    Args:
+        sources: records, the more reliable source first. Of several records of a claim the first one counts;
+            one whose devices another claim has by an earlier one does not.
+    """
+    kept: dict[Uid, PreparedClaim] = {}
+    dropped: list[PreparedClaim] = []
+    held = Holdings()
+    for record in (r for source in sources for r in source):
+        if record.uid in kept:
+            continue
+        if not record.ended:
+            if held.conflict(record.uid, record.namespace, record.devices, record.settings) is not None:
+                dropped.append(record)
+                continue
+            held.take(record.uid, record.key, record.devices, record.settings)
+        kept[record.uid] = record
+    return tuple(kept.values()), tuple(r for r in dropped if r.uid not in kept)
 
 
 def _place(device: PreparedDevice) -> tuple[PoolName, str]:

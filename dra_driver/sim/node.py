@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dra_driver.discovery.simulated.backend import STATE_FILE as GPU_SETTINGS
-from dra_driver.preparation import Checkpoint
 from dra_driver.sim.cluster_config import NodeConfig
 from dra_driver.sim.kubelet import NodeLayout, SimKubelet
 from dra_driver.sim.processes import ManagedProcess
+from kubelet_plugin.claims.checkpoint_file import read_checkpoint
 
 __all__ = ["SimNode"]
 
@@ -39,11 +39,8 @@ class SimNode:
         """Return what claims have left on the node: CDI files and entries of the two checkpoints."""
         found = [f"CDI file {path.name}" for path in sorted(self.layout.cdi.iterdir()) if path.is_file()]
         found += [f"kubelet checkpoint entry of {key}" for key in self.kubelet.claims.claims]
-        for path in sorted(self.layout.state.rglob("checkpoint.json")):
-            try:
-                claims = Checkpoint.decode(path.read_bytes())
-            except FileNotFoundError:
-                continue  # it is being replaced
+        for folder in sorted({path.parent for path in self.layout.state.rglob("checkpoint.json*")}):
+            claims = read_checkpoint(folder / "checkpoint.json")
             found += [f"plugin checkpoint entry of {claim.key}" for claim in claims]
         found += [f"MPS daemon of {path.name}" for path in sorted(self.layout.state.glob("mps/*"))]
         found += [

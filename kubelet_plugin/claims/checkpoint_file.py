@@ -1,10 +1,25 @@
-"""The checkpoint as a file, with its previous version beside it."""
+"""The checkpoint as files: a document, the document before it, and a journal of the changes since.
+
+Writing the whole document for each change would cost more with each claim that the node holds. So changes
+are appended to a journal, and now and then *folded* into a new document. The name of the document says what
+counts:
+
+* ``FILE`` is there: it is complete, and nothing else counts. Every version of the plugin can read it.
+* ``FILE`` is not there: ``FILE.previous`` counts, with ``FILE.journal``. The version that does not know
+  journals finds no checkpoint then, and takes ``FILE.previous`` and the CDI files of the claims.
+
+A journal is begun in two steps: it is written with its first change under its name, then ``FILE`` is renamed
+to ``FILE.previous``. It ends when ``FILE`` is written. Both are single renames, so that a crash leaves the
+one or the other. The journal stays there: should ``FILE`` be damaged, it completes ``FILE.previous``.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+import errno
+import os
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,23 +29,54 @@ import structlog
 
 from dra_driver.api.meta import Uid
 from dra_driver.errors import DecodeError
-from dra_driver.preparation import Checkpoint, ClaimState, PreparedClaim
+from dra_driver.preparation import Checkpoint, ClaimState, Journal, PreparedClaim
 from kubelet_plugin.claims.reservations import NO_CHECKPOINT
 from kubelet_plugin.core import files
 
-__all__ = ["CheckpointFile"]
+__all__ = ["CheckpointFile", "read_checkpoint"]
 
 FILE_MODE: Final = 0o600
+# A journal is folded when it has become longer than the document, so that a change costs the same on average
+# however many claims there are.
+_SHORTEST: Final = 256 * 1024
+# After these a journal that was cut back to what it was can be added to.
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+# What a change makes of each claim: a record, or None.
+_Records = Mapping[Uid, PreparedClaim | None]
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    apply: Callable[[Checkpoint], Checkpoint]
+    """A change of records, or of the boot that they are of; neither for a fold."""
+
+    records: _Records
+    boot_id: str | None
     # Whether a power failure must not undo it.
     lasting: bool
     done: asyncio.Future[None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What the files hold.
+
+    Attributes:
+        journal: the one that counts, or could be begun; None if there is no document to which one belongs.
+        in_force: whether it counts: there is no ``FILE``.
+        problem: why records may be missing; see ``reservations.Checkpoints.load``.
+        corrupt: whether ``FILE`` is there and cannot be used.
+        size: of the document, in bytes.
+    """
+
+    checkpoint: Checkpoint
+    journal: Journal | None = None
+    in_force: bool = False
+    problem: str = ""
+    corrupt: bool = False
+    size: int = 0
 
 
 class CheckpointFile:
@@ -39,22 +85,48 @@ class CheckpointFile:
     Changes that come while a write is under way are written together by the next one, so that sixteen claims
     at once do not cost sixteen times the fsyncs.
 
-    ``FILE.previous`` is the version before the last write; ``FILE.corrupt`` is the last one that could not be
-    read, for people to find out why.
+    ``FILE.previous`` is the document before the one in force; ``FILE.corrupt`` is the last one that could not
+    be read, for people to find out why.
 
-    Costs: one fsync, and one more (of the directory) where something begins on hardware or is forgotten.
+    Costs: one fsync, and one more (of the directory) where something begins on hardware or is forgotten,
+    unless the journal's name is durable already. The bytes that are written do not depend on how many claims
+    there are, except where a journal is folded.
+
+    Args:
+        path: ``FILE``.
+        executor: for calls that block.
+        alone: returns whether no other instance of the plugin runs, which may be of a version that does not
+            know journals; while it does, the document is written whole. If a journal is begun, the caller
+            must keep other instances out until it has called ``fold``.
+        check: called right before each write; raises OSError where another instance may write as well.
     """
 
-    def __init__(self, path: Path, executor: Executor) -> None:
+    def __init__(
+        self,
+        path: Path,
+        executor: Executor,
+        alone: Callable[[], bool] = lambda: False,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         self._path = path
         self._previous = path.with_name(f"{path.name}.previous")
+        self._journal_path = path.with_name(f"{path.name}.journal")
         self._corrupt = path.with_name(f"{path.name}.corrupt")
         self._executor = executor
+        self._alone = alone
+        self._check = check
         self._current = Checkpoint()
         # Whether the file is worth keeping as the previous version; not so after it was found corrupt.
         self._usable = True
-        # Which file ``_current`` stands for, to see whether another instance has written since.
-        self._identity: tuple[int, ...] | None = None
+        # Which files ``_current`` stands for, to see whether another instance has written since.
+        self._identity: tuple[object, ...] = ()
+        # The journal of the document in force, and whether it has begun; None if the next write is to be a
+        # whole document.
+        self._journal: Journal | None = None
+        self._in_force = False
+        # Whether the names of the files are durable as they are.
+        self._is_synced = False
+        self._document_size = 0
         self._pending: list[_Change] = []
         self._writing = asyncio.Lock()
 
@@ -63,38 +135,55 @@ class CheckpointFile:
         """What is durable now."""
         return self._current
 
+    @property
+    def is_folded(self) -> bool:
+        """See ``reservations.Checkpoints.is_folded``."""
+        return not self._in_force
+
     async def load(self) -> str:
         """See ``reservations.Checkpoints.load``."""
         loop = asyncio.get_running_loop()
-        self._current, problem = await loop.run_in_executor(self._executor, self._read)
-        return problem
+        found = await loop.run_in_executor(self._executor, self._load)
+        self._current = found.checkpoint
+        return found.problem
 
-    async def refresh(self) -> bool:
+    async def refresh(self) -> str | None:
         """See ``reservations.Checkpoints.refresh``."""
-        if _identity(self._path) == self._identity:
-            return False
+        if self._identities() == self._identity:
+            return None
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, self._reread)
+        found = await loop.run_in_executor(self._executor, self._find)
+        self._adopt(found)
+        if found.problem:
+            log.error("the checkpoint cannot be read again; what is in memory is used", error=found.problem)
+            self._journal = None
+            self._usable = not found.corrupt
+        else:
+            self._current = found.checkpoint
+        return found.problem
 
     async def save(self, *claims: PreparedClaim) -> None:
         """See ``reservations.Checkpoints.save``."""
         if claims:
-            changes: dict[Uid, PreparedClaim | None] = {c.uid: c for c in claims}
-            lasting = any(_must_last(c) for c in claims)
-            await self._commit(lambda c: c.changed(changes), lasting=lasting)
+            await self._commit({c.uid: c for c in claims}, lasting=any(_must_last(c) for c in claims))
 
     async def booted(self, boot_id: str) -> None:
         """See ``reservations.Checkpoints.booted``."""
         if self._current.boot_id != boot_id:
-            await self._commit(lambda c: c.with_boot_id(boot_id), lasting=True)
+            await self._commit({}, boot_id=boot_id, lasting=True)
 
     async def forget(self, uid: Uid) -> None:
         """See ``reservations.Checkpoints.forget``."""
         if self._current.get(uid) is not None:
-            await self._commit(lambda c: c.without(uid), lasting=True)
+            await self._commit({uid: None}, lasting=True)
 
-    async def _commit(self, apply: Callable[[Checkpoint], Checkpoint], *, lasting: bool) -> None:
-        change = _Change(apply, lasting, asyncio.get_running_loop().create_future())
+    async def fold(self) -> None:
+        """See ``reservations.Checkpoints.fold``."""
+        if self._in_force:
+            await self._commit({}, lasting=False)
+
+    async def _commit(self, records: _Records, *, lasting: bool, boot_id: str | None = None) -> None:
+        change = _Change(records, boot_id, lasting, asyncio.get_running_loop().create_future())
         self._pending.append(change)
         try:
             async with self._writing:
@@ -113,11 +202,19 @@ class CheckpointFile:
         """Write everything that is pending, under the lock, for all who wait for it."""
         batch, self._pending = self._pending, []
         candidate = self._current
+        changed: dict[Uid, None] = {}
+        is_whole = False
         for change in batch:
-            candidate = change.apply(candidate)
+            if change.boot_id is not None:
+                candidate = candidate.with_boot_id(change.boot_id)
+            elif change.records:
+                candidate = candidate.changed(change.records)
+            is_whole |= not change.records
+            changed |= dict.fromkeys(change.records)
         lasting = any(change.lasting for change in batch)
         loop = asyncio.get_running_loop()
-        write = loop.run_in_executor(self._executor, self._write, candidate.encode(), lasting)
+        uids = None if is_whole else tuple(changed)
+        write = loop.run_in_executor(self._executor, self._write, candidate, uids, lasting)
         cancelled = await _finish(write)
         error = write.exception()
         if error is None:
@@ -134,53 +231,148 @@ class CheckpointFile:
         if cancelled:
             raise asyncio.CancelledError
 
-    def _write(self, data: bytes, lasting: bool) -> None:
+    # --- writing, in a thread -------------------------------------------------------------------------------
+
+    def _write(self, candidate: Checkpoint, uids: tuple[Uid, ...] | None, lasting: bool) -> None:
+        """Write what is to become ``current``.
+
+        Args:
+            candidate: all of it.
+            uids: of the claims that differ from ``current``; if None, the whole document is to be written.
+            lasting: whether a power failure must not undo it.
+        """
+        try:
+            self._check()
+            if uids is None or not self._noted(candidate, uids, lasting):
+                self._write_document(candidate, lasting)
+        finally:
+            # Also after an error: what we hold in memory decides, the next write says it again.
+            self._identity = self._identities()
+
+    def _write_document(self, candidate: Checkpoint, lasting: bool) -> None:
+        data = candidate.encode()
         files.make_directory(self._path.parent, 0o700)
         if self._usable:
             files.keep_previous(self._path, self._previous)
-        try:
-            files.write(self._path, data, FILE_MODE, name=lasting)
-        finally:
-            # Also after an error: what we hold in memory decides, the next write says it again.
-            self._identity = _identity(self._path)
-        self._usable = True
+        files.write(self._path, data, FILE_MODE, name=lasting)
+        self._usable, self._is_synced, self._in_force = True, lasting, False
+        self._journal, self._document_size = Journal.of(data), len(data)
 
-    def _reread(self) -> bool:
-        """Take over what another instance wrote; keep what is in memory if the file cannot be read."""
-        identity = _identity(self._path)
-        try:
-            self._current = Checkpoint.decode(self._path.read_bytes())
-        except (OSError, DecodeError) as e:
-            log.error("the checkpoint cannot be read again; what is in memory is used", error=str(e))
-            self._usable = False
-            self._identity = identity
+    def _noted(self, candidate: Checkpoint, uids: tuple[Uid, ...], lasting: bool) -> bool:
+        """Write the records of claims to the journal; return False where the document is to be written.
+
+        Raises:
+            OSError: what counts is what counted before.
+        """
+        if self._journal is None or self._identities() != self._identity:
+            return False  # what the files hold is not known
+        if not self._in_force and not (self._usable and self._alone()):
             return False
-        self._usable, self._identity = True, identity
+        line, after = self._journal.line(candidate.entry(uids))
+        if after.size > max(_SHORTEST, self._document_size):
+            return False
+        before, self._journal = self._journal, None
+        if self._in_force:
+            self._append(before, line)
+        else:
+            try:
+                files.write(self._journal_path, line, FILE_MODE, name=False)
+                self._path.rename(self._previous)
+            except OSError:
+                self._journal = before
+                raise
+            self._in_force, self._is_synced = True, False
+        if lasting and not self._is_synced:
+            files.sync_directory(self._path.parent)
+            self._is_synced = True
+        self._journal = after
         return True
 
-    def _read(self) -> tuple[Checkpoint, str]:
+    def _append(self, before: Journal, line: bytes) -> None:
+        descriptor = os.open(self._journal_path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            try:
+                view = memoryview(line)
+                while view:
+                    view = view[os.write(descriptor, view) :]
+                os.fsync(descriptor)
+            except OSError as e:
+                # What has been refused must not be found there later.
+                os.ftruncate(descriptor, before.size)
+                if e.errno in _FULL:
+                    self._journal = before
+                raise
+        finally:
+            os.close(descriptor)
+
+    # --- reading, in a thread -------------------------------------------------------------------------------
+
+    def _load(self) -> _Found:
         if self._path.parent.is_dir():
             with contextlib.suppress(OSError):
                 files.remove_temporary(self._path.parent, self._path.name)
-        self._identity = _identity(self._path)
-        try:
-            return Checkpoint.decode(self._path.read_bytes()), ""
-        except FileNotFoundError:
-            return self._read_previous(f"there is no {self._path}")
-        except (OSError, DecodeError) as e:
-            self._usable = False
+        found = self._find()
+        if found.corrupt:
             with contextlib.suppress(OSError):
                 files.keep_previous(self._path, self._corrupt)
-            return self._read_previous(f"{self._path} cannot be used: {e}")
+            self._identity = self._identities()  # another name of the file has changed its status
+        self._adopt(found)
+        return found
 
-    def _read_previous(self, problem: str) -> tuple[Checkpoint, str]:
-        try:
-            return Checkpoint.decode(self._previous.read_bytes()), f"{problem}; {self._previous} is used"
-        except FileNotFoundError:
-            there = self._path.exists()
-            return Checkpoint(), f"{problem}; there is no {self._previous}" if there else NO_CHECKPOINT
-        except (OSError, DecodeError) as e:
-            return Checkpoint(), f"{problem}; nor can {self._previous}: {e}"
+    def _adopt(self, found: _Found) -> None:
+        self._usable, self._in_force, self._is_synced = not found.corrupt, found.in_force, False
+        # One that has begun may end with half a line: the next write is a whole document.
+        self._journal = None if found.in_force else found.journal
+        self._document_size = found.size
+
+    def _find(self) -> _Found:
+        self._identity = self._identities()
+        return _find(self._path, self._previous, self._journal_path)
+
+    def _identities(self) -> tuple[object, ...]:
+        return (_identity(self._path), _identity(self._journal_path))
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Return what the files of a checkpoint say now, for other programs; nothing where there are none.
+
+    Raises:
+        DecodeError: they cannot be read.
+    """
+    found = _find(path, path.with_name(f"{path.name}.previous"), path.with_name(f"{path.name}.journal"))
+    if found.problem and found.problem != NO_CHECKPOINT:
+        raise DecodeError(found.problem)
+    return found.checkpoint
+
+
+def _find(path: Path, previous: Path, journal: Path) -> _Found:
+    try:
+        data = path.read_bytes()
+        return _Found(Checkpoint.decode(data), Journal.of(data), size=len(data))
+    except FileNotFoundError:
+        problem, corrupt = f"there is no {path}", False
+    except (OSError, DecodeError) as e:
+        problem, corrupt = f"{path} cannot be used: {e}", True
+    try:
+        data = previous.read_bytes()
+        found = Checkpoint.decode(data)
+    except FileNotFoundError:
+        problem = f"{problem}; there is no {previous}" if corrupt else NO_CHECKPOINT
+        return _Found(Checkpoint(), problem=problem, corrupt=corrupt)
+    except (OSError, DecodeError) as e:
+        return _Found(Checkpoint(), problem=f"{problem}; nor can {previous}: {e}", corrupt=corrupt)
+    before = Journal.of(data)
+    try:
+        entries, now, trouble = before.read(journal.read_bytes())
+        found = found.replayed(entries)
+    except FileNotFoundError:
+        entries, now, trouble = [], before, ""
+    except (OSError, DecodeError) as e:
+        entries, now, trouble = [], before, f"{journal} cannot be used: {e}"
+    if entries and not corrupt and not trouble:
+        return _Found(found, now, in_force=True)
+    why = f"; {trouble}" if trouble and entries else ""
+    return _Found(found, in_force=not corrupt, problem=f"{problem}{why}; {previous} is used", corrupt=corrupt)
 
 
 def _must_last(claim: PreparedClaim) -> bool:

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import math
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -120,6 +120,7 @@ class Preparer:
         self._reservations = reservations
         reservations.on_written_elsewhere(backends.forget)
         self._recovery = Recovery(driver, report)
+        reservations.on_lost(self._found_elsewhere)
         self._planner = Planner(
             driver=driver,
             pool=pool,
@@ -216,12 +217,18 @@ class Preparer:
             await self._specs.clean()
         except OSError as e:
             log.error("leftovers of an interrupted write could not be removed", error=str(e))
+        return await self._files_now()
+
+    async def _files_now(self) -> Mapping[Uid, bytes]:
         try:
             return await self._specs.ours()
         except OSError as e:
             self._effects.failures["cdi"] += 1
             log.error("the CDI directory cannot be read", error=str(e))
             return {}
+
+    async def _found_elsewhere(self, problem: str) -> Sequence[PreparedClaim]:
+        return self._recovery.recover(problem, self._reservations.records, await self._files_now())
 
     async def _recover(self, start: Start, files: Mapping[Uid, bytes]) -> set[Uid]:
         found = self._recovery.recover(start.problem, self._reservations.records, files)

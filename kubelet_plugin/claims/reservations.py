@@ -15,14 +15,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Final, Protocol
 
+import structlog
+
 from dra_driver.api.meta import Uid
-from dra_driver.preparation import Checkpoint, Conflict, Holdings, PreparedClaim, ended
+from dra_driver.preparation import Checkpoint, Conflict, Holdings, PreparedClaim, ended, gathered
 from kubelet_plugin.claims.locks import ClaimLocks, NodeLock, NoNodeLock
 
 __all__ = ["NO_CHECKPOINT", "Checkpoints", "DeviceReservations", "LockedClaim", "Reservation", "Start"]
+
+log = structlog.get_logger(__name__)
 
 # Answer of ``Checkpoints.load`` where there was never anything, as on the first start.
 NO_CHECKPOINT: Final = "no checkpoint"
@@ -45,10 +49,27 @@ class Checkpoints(Protocol):
         """
         ...
 
-    async def refresh(self) -> bool:
-        """Read into ``current`` what another instance has written since; return whether there was anything.
+    async def refresh(self) -> str | None:
+        """Read into ``current`` what another instance has written since.
 
         The caller holds the node's lock and nothing of its own is being written.
+
+        Returns:
+            None if there was nothing; otherwise why records may be missing, as ``load`` does. If that is not
+            empty, ``current`` stays as it is.
+        """
+        ...
+
+    @property
+    def is_folded(self) -> bool:
+        """Whether every version of the plugin can read all that is written."""
+        ...
+
+    async def fold(self) -> None:
+        """Write what is written so that every version of the plugin can read it.
+
+        Raises:
+            OSError: what was written counts as it is.
         """
         ...
 
@@ -116,10 +137,11 @@ class DeviceReservations:
         self._checkpoints = checkpoints
         self.boot_id = boot_id
         self._written_elsewhere: Callable[[], None] = lambda: None
+        self._found: Callable[[str], Awaitable[Sequence[PreparedClaim]]] | None = None
         self._holdings = Holdings()
         self._claim_locks = ClaimLocks()
         self._node_lock: NodeLock = node_lock or NoNodeLock()
-        self._node_lock.on_taken(self._read_again)
+        self._node_lock.serve(self._read_again, self)
         self._starting = False
         # Records that were recovered and could not be written yet: as good as written to all others.
         self._unwritten: dict[Uid, PreparedClaim] = {}
@@ -141,6 +163,23 @@ class DeviceReservations:
     def on_written_elsewhere(self, written: Callable[[], None]) -> None:
         """Call this when another instance has written records since this one looked."""
         self._written_elsewhere = written
+
+    def on_lost(self, found: Callable[[str], Awaitable[Sequence[PreparedClaim]]]) -> None:
+        """Call this when records were lost while the plugin runs.
+
+        Args:
+            found: given why, and returns the records that can be read elsewhere than in the checkpoint.
+        """
+        self._found = found
+
+    @property
+    def is_settled(self) -> bool:
+        """See ``locks.Unsettled``."""
+        return self._checkpoints.is_folded
+
+    async def settle(self) -> None:
+        """See ``locks.Unsettled``."""
+        await self._checkpoints.fold()
 
     def record(self, uid: Uid) -> PreparedClaim | None:
         """Return the record of a claim as this instance remembers it."""
@@ -197,14 +236,46 @@ class DeviceReservations:
 
     # --- inside ---------------------------------------------------------------------------------------------
 
-    async def _read_again(self) -> None:
+    async def _read_again(self, was_removed: bool) -> None:
         """Read what another instance has written since this one released the node.
 
         No transaction of this process is under way, so that nothing is held but what is recorded.
+
+        Args:
+            was_removed: whether the files of the node's lock were removed, so that the two may not have
+                excluded each other.
         """
-        if not self._starting and await self._checkpoints.refresh():
-            self._written_elsewhere()
-            self._hold_what_is_recorded()
+        if self._starting:
+            return
+        before = self.records
+        problem = await self._checkpoints.refresh()
+        if problem is None and not was_removed:
+            return
+        self._written_elsewhere()
+        if problem or was_removed:
+            await self._gather(problem, before)
+        self._hold_what_is_recorded()
+
+    async def _gather(self, problem: str | None, before: Sequence[PreparedClaim]) -> None:
+        """Bring together what the checkpoint, CDI files and this instance's memory say, and write it.
+
+        The checkpoint says what another instance has, if it was the first to write after files were removed.
+        CDI files say what it had prepared before. Memory knows both less well: what it has beside them may
+        have been unprepared there. It counts where nothing speaks against it, as nothing must be given twice.
+        """
+        recorded = () if problem else self.records
+        found = await self._found(problem or "the lock of the node was removed") if self._found else ()
+        kept, dropped = gathered(recorded, found, before)
+        for record in dropped:
+            log.warning("a claim is dropped: another one has its devices", uid=record.uid)
+        self._unwritten = {record.uid: record for record in kept}
+        try:
+            for record in dropped:
+                await self._checkpoints.forget(record.uid)
+            await self._save()
+        except OSError as e:
+            # They count as if they were written, which the next write does.
+            log.error("what was gathered of lost records could not be written down", error=str(e))
 
     def _hold_what_is_recorded(self) -> None:
         self._holdings = Holdings(self.records)
@@ -223,12 +294,16 @@ class DeviceReservations:
             self._replacing -= new.keys()
         for uid in written:
             self._unwritten.pop(uid, None)
+        # Looked at before the write too. What was removed since may be what another instance goes by, which
+        # then does not know of this record, and may have given the same devices to another claim.
+        self._node_lock.check()
 
     async def _forget(self, uid: Uid) -> None:
         if (recovered := self._unwritten.get(uid)) is not None:
             # Or a write that is under way would bring the record back after it is forgotten.
             await self._save(recovered)
         await self._checkpoints.forget(uid)
+        self._node_lock.check()
 
     async def _note_boot(self) -> None:
         if self.boot_id and self._checkpoints.current.boot_id != self.boot_id:
@@ -304,7 +379,8 @@ class Start:
             OSError: they cannot be written now. Their devices are reserved all the same, and the next write
                 of a record writes them too.
         """
-        self._owner._unwritten = {record.uid: record for record in records}
+        # With what is known already: it was read from files that are not in force, or damaged.
+        self._owner._unwritten = {r.uid: r for r in (*self._owner.records, *records)}
         self._owner._hold_what_is_recorded()
         await self._owner._save()
 

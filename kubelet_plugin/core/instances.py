@@ -20,6 +20,7 @@ import structlog
 
 from dra_driver.errors import DraError
 from dra_driver.ports import Clock
+from kubelet_plugin.core import files
 
 __all__ = ["Instances", "remove_stale_socket"]
 
@@ -73,8 +74,7 @@ class Instances:
         if self._descriptor is None or not (now or self._confirmed):
             return
         self._confirmed = now
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, str(now).encode(), 0)
+        self._note(now)
 
     def leads(self) -> bool:
         """Return whether this instance represents the node: no running one was registered later."""
@@ -107,6 +107,7 @@ class Instances:
 
     def _others(self) -> Iterator[int]:
         """Yield when each other running instance was registered; 0 if it is not."""
+        self._put_back()
         for name in self._names():
             if name == self._name:
                 continue
@@ -129,6 +130,25 @@ class Instances:
                 return True
         os.close(descriptor)  # it was being forgotten: the file has no name any more
         return False
+
+    def _put_back(self) -> None:
+        """Make the file anew if it was removed, with its directory for example: others look for its name."""
+        path, old = self._file(self._name), self._descriptor
+        if old is None:
+            return
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(old), path.lstat()):
+                return
+        files.make_directory(self._folder, 0o700)
+        if self._enter():
+            os.close(old)
+            if self._confirmed:
+                self._note(self._confirmed)
+
+    def _note(self, confirmed: int) -> None:
+        assert self._descriptor is not None
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, str(confirmed).encode(), 0)
 
     def _leave(self) -> None:
         if self._descriptor is not None:

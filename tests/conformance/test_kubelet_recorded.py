@@ -18,6 +18,7 @@ from typing import Any
 import grpc.aio
 import pytest
 from fake_client import FakeClient
+from kubelet_calls import records
 from node_agent import NODE, Backend, add_claim, claim, device, next_health
 
 from dra_driver.api.core import NODES
@@ -242,7 +243,7 @@ class Replay:
 
     def _check_state(self, driver: str) -> None:
         checkpoint = self.root / "p" / driver / "checkpoint.json"
-        left = json.loads(checkpoint.read_bytes())["payload"]["claims"] if checkpoint.exists() else {}
+        left = records(checkpoint) if list(checkpoint.parent.glob(f"{checkpoint.name}*")) else {}
         assert set(left) == {uid for of, uid in self.prepared if of == driver}
         files = {p.name for p in (self.root / "cdi").glob(f"k8s.{driver}-claim_*")}
         assert files == {f"k8s.{driver}-claim_{uid}.json" for uid in left}

@@ -244,7 +244,10 @@ class Life:
 
     async def finish(self) -> None:
         """End the agent in order; nothing is prepared any more, so nothing may be left."""
-        await self.world.stop(self.agent)
+        # Its plan may kill it while it folds its journal.
+        if not await self.world.stop(self.agent, killed=True):
+            await self._revive()
+            await self.world.stop(self.agent)
         self.world.check(idle=True)
 
     async def _revive(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import copy
 import functools
+import hashlib
 import json
 import os
 import random
@@ -24,6 +25,7 @@ from crash_figures import Figures, Violation
 from crash_invariants import differences
 from crash_processes import Agent, ForkServer, listens
 from faults import Plan
+from kubelet_calls import records
 from machines import Machine
 from machines.simulated import SimulatedMachine
 from manifest_files import documents
@@ -165,24 +167,10 @@ class CrashedNode:
     def power_failure(self, chance: random.Random) -> None:
         """Undoes what was not synced when the agent died, as a power failure may, and boots anew.
 
-        A checkpoint whose rename was not made durable may be the version before, or the one before that; of
-        the CDI files, which are never synced, anything may be left. No container has survived, so the kubelet
-        prepares again.
+        Of the checkpoint, what was not synced is undone; of the CDI files, which are never synced, anything
+        may be left. No container has survived, so the kubelet prepares again.
         """
-        # The step that is logged last did not happen any more.
-        ours = [step for step in self.steps()[:-1] if step.startswith("state")]
-        renames = [i for i, s in enumerate(ours) if s == "state rename" and ours[i - 1] == "state fsync"]
-        unsynced = bool(renames) and "state fsync" not in ours[renames[-1] :]
-        previous = self.state / "checkpoint.json.previous"
-        if unsynced and previous.exists() and chance.random() < 0.7:
-            data = previous.read_bytes()
-            both = len(renames) > 1 and ours[renames[-2] : renames[-1]].count("state fsync") == 1
-            if both and chance.random() < 0.5:
-                data = without_beginnings(data)
-            checkpoint = self.state / "checkpoint.json"
-            checkpoint.unlink()  # it may be another name of the same file
-            checkpoint.write_bytes(data)
-            self.figures.undone += 1
+        self._undo_unsynced(chance)
         for path in self.cdi.iterdir() if self.cdi.exists() else ():
             match chance.randrange(4):
                 case 0:
@@ -197,6 +185,46 @@ class CrashedNode:
             if claim.acknowledged == "unprepared" and not claim.under_way and chance.random() < 0.5:
                 self.file(claim).write_bytes(b"")  # it was removed, and is back
         self.boot(chance)
+
+    def _undo_unsynced(self, chance: random.Random) -> None:
+        """Undo renames of the checkpoint's files that were not made durable, and half of the last write.
+
+        A document may be the one before, or the one before that; a journal may not have begun, or not have
+        been folded.
+        """
+        # The step that is logged last did not happen any more.
+        ours = [step for step in self.steps()[:-1] if step.startswith("state")]
+        renames = [i for i, step in enumerate(ours) if step == "state rename"]
+        # What is synced after it was written is a file, and otherwise the folder.
+        folder_synced = [
+            i for i, step in enumerate(ours) if step == "state fsync" and ours[i - 1] != "state write"
+        ]
+        checkpoint, previous, journal = (
+            self.state / f"checkpoint.json{suffix}" for suffix in ("", ".previous", ".journal")
+        )
+        if not checkpoint.exists() and journal.exists() and ours and ours[-1] == "state write":
+            # It was being added to. What was there is synced, of the new line anything may be.
+            *lines, last = journal.read_bytes().splitlines(keepends=True)
+            if lines:
+                journal.write_bytes(b"".join(lines) + last[: chance.randrange(len(last))])
+                self.figures.undone += 1
+        if not renames or any(i > renames[-1] for i in folder_synced):
+            return
+        if not previous.exists() or chance.random() > 0.7:
+            return
+        if not checkpoint.exists():
+            previous.rename(checkpoint)  # the journal that was begun is one of no document in force
+        elif journal_is_of(previous, journal):
+            checkpoint.unlink()  # the journal was being folded
+        else:
+            data = previous.read_bytes()
+            written = [i for i in renames if ours[i - 1] == "state fsync"]
+            both = len(written) > 1 and not any(written[-2] < i < written[-1] for i in folder_synced)
+            if both and chance.random() < 0.5:
+                data = without_beginnings(data)
+            checkpoint.unlink()  # it may be another name of the same file
+            checkpoint.write_bytes(data)
+        self.figures.undone += 1
 
     def reboot(self, chance: random.Random) -> list[str]:
         """Boot anew after every process has ended; return the claims whose pods start again, by name.
@@ -308,8 +336,8 @@ class CrashedNode:
             self.count_end(await agent.ended, planned=True)
         await agent.channel.close(None)
 
-    async def stop(self, agent: Agent, *, killed: bool = False) -> None:
-        """SIGTERM; the end must be orderly.
+    async def stop(self, agent: Agent, *, killed: bool = False) -> bool:
+        """SIGTERM; the end must be orderly. Return whether it was.
 
         Args:
             killed: or its plan may kill it before.
@@ -328,6 +356,7 @@ class CrashedNode:
             self.count_end(status, planned=True)
         elif status:
             self.violate("disorderly end", f"exit status {status} after SIGTERM: {self.errors()}")
+        return not status
 
     def count_end(self, status: int, *, planned: bool) -> None:
         """Counts a kill; any other end is a violation."""
@@ -457,11 +486,9 @@ class CrashedNode:
     def records(self) -> dict[str, Any]:
         """The checkpoint's records, read without the product's code."""
         try:
-            document = json.loads((self.state / "checkpoint.json").read_bytes())
+            return records(self.state / "checkpoint.json")
         except FileNotFoundError:
             return {}
-        claims: dict[str, Any] = document["payload"]["claims"]
-        return claims
 
     def files(self) -> set[str]:
         """Everything in the CDI directory."""
@@ -495,6 +522,15 @@ class CrashedNode:
 def definitions() -> list[dict[str, Any]]:
     """Our CRDs."""
     return documents(*sorted((deploy_directory("manifests") / "crds").glob("*.yaml")))
+
+
+def journal_is_of(document: Path, journal: Path) -> bool:
+    """Return whether the first line of a journal follows a document of the checkpoint."""
+    if not journal.exists():
+        return False
+    digest, _, entry = journal.read_bytes().partition(b"\n")[0].partition(b" ")
+    last: str = json.loads(document.read_bytes())["checksum"]
+    return digest.decode() == hashlib.sha256(last.encode() + b" " + entry).hexdigest()
 
 
 def without_beginnings(data: bytes) -> bytes:

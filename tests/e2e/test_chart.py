@@ -25,8 +25,8 @@ from chart_support import CHART, ROOT, Chart
 from e2e_support import IMAGE
 from manifest_files import documents
 
-from dra_driver.preparation import Checkpoint
 from dra_driver.sim.assets import deploy_directory
+from kubelet_plugin.claims.checkpoint_file import read_checkpoint
 
 pytestmark = pytest.mark.e2e
 
@@ -249,8 +249,9 @@ def test_a_chart_release_lives_and_leaves_nothing(
     if state.exists():  # the local cluster's node is this machine
         # What docs/installation.md tells to remove; no claim is in it.
         left = {p.name for p in state.iterdir() if p.is_file()}
-        assert left <= {"checkpoint.json", "checkpoint.json.previous", "state.lock", "state.wanted"}
-        assert len(Checkpoint.decode((state / "checkpoint.json").read_bytes())) == 0
+        checkpoint = {f"checkpoint.json{suffix}" for suffix in ("", ".previous", ".journal")}
+        assert left <= {*checkpoint, "state.lock", "state.wanted"}
+        assert len(read_checkpoint(state / "checkpoint.json")) == 0
         assert not list(Path("/var/run/cdi").glob("*dra-driver*"))
         assert not list(Path("/var/lib/kubelet/plugins_registry").glob("*dra-driver*"))
 

@@ -1,4 +1,4 @@
-"""The node's memory of prepared claims, as one JSON document.
+"""The node's memory of prepared claims: one JSON document, and a journal of what has changed since.
 
 ::
 
@@ -7,6 +7,15 @@
 The checksum is over the bytes of ``payload`` as they stand in the file, so that no change of a struct can
 make an old file look corrupt. Records that we do not change are written back byte for byte, with fields that
 only a newer version knows; unknown fields beside ``claims`` are kept as well.
+
+The journal belongs to one document. It has one line for each change, with the record of each claim that was
+changed, or null for one that was forgotten::
+
+    <hex> {"claims": {"<uid>": {…}, "<uid>": null}}
+
+``<hex>`` is the SHA-256 of the one in the line before (in the first line: of the document's ``checksum``)
+and of the rest of the line. So a journal of another document says nothing, and no line counts without those
+before it.
 """
 
 from __future__ import annotations
@@ -24,11 +33,15 @@ from dra_driver.errors import DecodeError, InvalidInput
 from dra_driver.preparation.claim import PreparedClaim
 from dra_driver.preparation.files import names
 
-__all__ = ["VERSION", "Checkpoint"]
+__all__ = ["VERSION", "Checkpoint", "Journal"]
 
 VERSION: Final = 1
 _CLAIMS: Final = "claims"
 _BOOT_ID: Final = "bootID"
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    claims: dict[str, msgspec.Raw]
 
 
 class _Envelope(msgspec.Struct, frozen=True):
@@ -104,6 +117,26 @@ class Checkpoint:
         head = {"version": self.version, "checksum": _checksum(payload)}
         return codec.encode(head)[:-1] + b',"payload":' + payload + b"}\n"
 
+    def entry(self, uids: Iterable[Uid]) -> bytes:
+        """Return a line of a journal that says what the records of these claims are, without its checksum."""
+        raws = ((uid, r.raw if (r := self._records.get(uid)) is not None else b"null") for uid in uids)
+        return b"{" + msgspec.json.encode(_CLAIMS) + b":" + _object(raws) + b"}"
+
+    def replayed(self, entries: Iterable[bytes]) -> Checkpoint:
+        """Return it with what lines of its journal say, without their checksums.
+
+        Raises:
+            DecodeError: one of them is not of this form.
+        """
+        records = dict(self._records)
+        for entry in entries:
+            for uid, raw in codec.decode(_Entry, entry).claims.items():
+                if bytes(raw) == b"null":
+                    records.pop(Uid(uid), None)
+                else:
+                    records[Uid(uid)] = _record(uid, bytes(raw))
+        return Checkpoint(self.version, records, self._others)
+
     @classmethod
     def decode(cls, data: bytes) -> Checkpoint:
         """Read a document of this or any other version that keeps the form.
@@ -124,6 +157,54 @@ class Checkpoint:
             records[Uid(uid)] = _record(uid, bytes(raw))
         others = {name: bytes(raw) for name, raw in parts.items()}
         return cls(max(VERSION, envelope.version), records, others)
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """What has to be known of a journal to add to it.
+
+    Attributes:
+        size: in bytes, of the lines that count.
+        last: the checksum of the last of them; without one, the document's.
+    """
+
+    size: int
+    last: str
+
+    @classmethod
+    def of(cls, document: bytes) -> Journal:
+        """Return the empty journal of an encoded document."""
+        return cls(0, codec.decode(_Envelope, document).checksum)
+
+    def line(self, entry: bytes) -> tuple[bytes, Journal]:
+        """Return the line for an entry, and the journal that ends with it."""
+        digest = self._digest(entry)
+        line = digest.encode() + b" " + entry + b"\n"
+        return line, Journal(self.size + len(line), digest)
+
+    def read(self, data: bytes) -> tuple[list[bytes], Journal, str]:
+        """Return the entries that count of what a journal's file holds.
+
+        Args:
+            data: the content of the file.
+
+        Returns:
+            The entries, the journal that ends with the last of them, and what is wrong with the rest, as a
+            clause. It is empty if nothing is, or if the rest is a line that was not written to its end: what
+            it says had not been acknowledged.
+        """
+        entries: list[bytes] = []
+        found = self
+        for line in data.split(b"\n")[:-1]:
+            digest, _, entry = line.partition(b" ")
+            if digest.decode("ascii", "replace") != found._digest(entry):
+                return entries, found, f"line {len(entries) + 1} of the journal is not what its checksum says"
+            entries.append(entry)
+            found = Journal(found.size + len(line) + 1, digest.decode())
+        return entries, found, ""
+
+    def _digest(self, entry: bytes) -> str:
+        return hashlib.sha256(self.last.encode() + b" " + entry).hexdigest()
 
 
 def _record(uid: str, raw: bytes) -> _Record:

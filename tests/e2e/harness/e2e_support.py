@@ -23,12 +23,12 @@ from dra_driver.api.own.inventory import DEVICE_INVENTORIES
 from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES, ResourceClaim
 from dra_driver.errors import ApiUnavailable, DraError, NotFound
 from dra_driver.kube import KubeApi
-from dra_driver.preparation import Checkpoint
 from dra_driver.sim import assets
 from dra_driver.sim.cdi_reader import ContainerView
 from dra_driver.sim.cluster import EmbeddedCluster
 from dra_driver.sim.demo import examples
 from dra_driver.sim.demo.cluster import demo_cluster
+from kubelet_plugin.claims.checkpoint_file import read_checkpoint
 
 T = TypeVar("T")
 
@@ -241,9 +241,8 @@ def leftovers(cluster: Cluster, node: str) -> list[str]:
     assert cluster.actions is not None
     state, cdi = cluster.actions.state(node)
     found = [f"CDI file {path.name}" for path in sorted(cdi.glob("k8s.*")) if path.is_file()]
-    with contextlib.suppress(FileNotFoundError):
-        claims = Checkpoint.decode((state / "checkpoint.json").read_bytes())
-        found += [f"checkpoint entry of {claim.key}" for claim in claims]
+    claims = read_checkpoint(state / "checkpoint.json")
+    found += [f"checkpoint entry of {claim.key}" for claim in claims]
     found += [f"MPS daemon of {path.name}" for path in sorted(state.glob("mps/*"))]
     found += [
         f"MIG instances of {uuid}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dra_driver.preparation import Checkpoint
+from kubelet_plugin.claims.checkpoint_file import read_checkpoint
 
 # What the node agent remembers from one start to the next stays: it cannot tell an update from its end.
 MEMORY = ("checkpoint.json", "health.json", "simulated-gpus.json", "state.lock", "state.wanted")
@@ -21,6 +21,7 @@ def traces(registry: Path, plugins: Path, cdi: Path) -> list[str]:
         is_lock = path.parent.name in LOCKS and path.suffix == ".lock"
         if path.is_socket() or not (is_lock or path.name.lstrip(".").startswith(MEMORY)):
             found.append(str(path))
-        elif path.name == "checkpoint.json":
-            found += [f"{path}: {claim.key}" for claim in Checkpoint.decode(path.read_bytes())]
+        elif path.name in ("checkpoint.json", "checkpoint.json.journal"):
+            checkpoint = path.with_name("checkpoint.json")
+            found += [f"{path}: {claim.key}" for claim in read_checkpoint(checkpoint)]
     return found

@@ -22,8 +22,8 @@ from local.node_files import DRIVER, GPU_NODES, NodeFiles
 from dra_driver.api.core import PODS
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.api.resource import RESOURCE_SLICES
-from dra_driver.preparation import Checkpoint
 from dra_driver.sim.demo import examples
+from kubelet_plugin.claims.checkpoint_file import read_checkpoint
 
 if TYPE_CHECKING:
     from e2e_support import Actions, Background, Cluster
@@ -170,7 +170,7 @@ async def shows(cluster: Cluster, driver: str) -> bool:
 
 def boots(state: Path) -> set[str]:
     """The boots that the records of prepared claims are of."""
-    checkpoint = Checkpoint.decode((state / "checkpoint.json").read_bytes())
+    checkpoint = read_checkpoint(state / "checkpoint.json")
     return {c.boot_id or checkpoint.boot_id for c in checkpoint if not c.ended}
 
 

@@ -18,8 +18,8 @@ from example_driver import EXAMPLE
 
 from dra_driver.api.core import EVENTS, PODS
 from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES
-from dra_driver.preparation import Checkpoint
 from dra_driver.sim.demo import examples
+from kubelet_plugin.claims.checkpoint_file import read_checkpoint
 
 if TYPE_CHECKING:
     from e2e_support import Background, Cluster
@@ -118,7 +118,7 @@ def test_a_device_that_needs_long_gets_ready_and_is_given_back(
 
     async def gone() -> bool:
         state = Path("/var/lib/kubelet/plugins", DRIVER, "checkpoint.json")
-        return not jobs(npus) and not list(Checkpoint.decode(state.read_bytes()))
+        return not jobs(npus) and not list(read_checkpoint(state))
 
     async def scenario() -> None:
         began = time.monotonic()

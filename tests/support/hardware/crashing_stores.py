@@ -59,9 +59,16 @@ class DiskCheckpoints:
         self.current = Checkpoint.decode(self._disk.checkpoint)
         return ""
 
-    async def refresh(self) -> bool:
+    async def refresh(self) -> str | None:
         before, self.current = self.current, Checkpoint.decode(self._disk.checkpoint)
-        return self.current != before
+        return "" if self.current != before else None
+
+    @property
+    def is_folded(self) -> bool:
+        return True
+
+    async def fold(self) -> None:
+        pass
 
     async def booted(self, boot_id: str) -> None:
         if self.current.boot_id != boot_id:

@@ -36,6 +36,15 @@ from kubelet_plugin.core.instances import Instances
 OLD, NEW = {"instance_id": "pod-old"}, {"instance_id": "pod-new"}
 
 
+class Settled:
+    """Implements ``locks.Unsettled`` with nothing to do."""
+
+    is_settled = True
+
+    async def settle(self) -> None:
+        raise AssertionError
+
+
 class Ticks:
     """A clock that a test moves."""
 
@@ -199,10 +208,11 @@ def test_the_state_lock_is_shared_within_a_process_and_waited_for_between(tmp_pa
         lock = StateLock(path)
         taken: list[int] = []
 
-        async def on_taken() -> None:
+        async def on_taken(was_removed: bool) -> None:
+            assert not was_removed
             taken.append(1)
 
-        lock.on_taken(on_taken)
+        lock.serve(on_taken, Settled())
         async with lock.held(loop.time() + 1), lock.held(loop.time() + 1):
             assert len(taken) == 1
             with path.open("r+") as stranger, pytest.raises(BlockingIOError):

@@ -45,13 +45,14 @@ def test_a_damaged_checkpoint_is_told_and_costs_no_claim(tmp_path: Path) -> None
     kube = FakeClient()
     two_prepared(tmp_path, kube)
     configuration(tmp_path).checkpoint.write_bytes(b"{")
+    (configuration(tmp_path).state / "checkpoint.json.journal").unlink()
 
     async def main() -> None:
         async with running(tmp_path, kube, [device(0), device(1)], timing=IMPATIENT) as node:
             (text,) = await eventually(lambda: reported(kube, CHECKPOINT_DAMAGED))
             assert "cannot be used" in text
-            # The version before has the second claim half-way; its CDI file says that it was made to its end.
-            assert "recovered 1 claims from the version before and 1 from CDI files" in text
+            # The version before has no claim, and its journal was lost too; their CDI files are there.
+            assert "recovered 0 claims from the version before and 2 from CDI files" in text
             assert node.plugin.notices.counts[CHECKPOINT_DAMAGED] == 1
             thief = add_claim(kube, claim("thief", "gpu-1"))
             answer = (await prepare(node, thief))[thief["metadata"]["uid"]]

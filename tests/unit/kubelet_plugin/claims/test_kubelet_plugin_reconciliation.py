@@ -23,6 +23,7 @@ from dra_driver.api.meta import PoolName, Uid
 from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.errors import Forbidden, NotFound
 from dra_driver.preparation import Checkpoint, ClaimState, DeviceSetting, PreparedClaim, PreparedDevice
+from kubelet_plugin.claims.checkpoint_file import read_checkpoint
 from kubelet_plugin.claims.preparer import Preparer
 from kubelet_plugin.claims.reconciliation import Intervals
 from kubelet_plugin.claims.reservations import DeviceReservations
@@ -245,10 +246,10 @@ def test_a_reboot_ends_claims_until_they_are_prepared_again(tmp_path: Path) -> N
         async with running(tmp_path, kube, [device(0)], settings=settings) as node:
             await prepare(node, body)
             content = {p.name: p.read_bytes() for p in node.config.cdi_dir.iterdir()}
-            assert Checkpoint.decode(node.config.checkpoint.read_bytes()).boot_id == "0a0a"
+            assert read_checkpoint(node.config.checkpoint).boot_id == "0a0a"
         boot.write_text("0b0b\n")
         async with running(tmp_path, kube, [device(0)], settings=settings) as node:
-            assert Checkpoint.decode(node.config.checkpoint.read_bytes()).boot_id == "0b0b"
+            assert read_checkpoint(node.config.checkpoint).boot_id == "0b0b"
             assert node.specs() == []
             assert list(node.config.metadata_dir.iterdir()) == []
             assert node.plugin._preparer.claims == ()

@@ -31,8 +31,10 @@ from paths import PROJECT
 from dra_driver.api.meta import DriverName
 from dra_driver.api.own.inventory import DeviceHealth, DeviceInventorySpec, InventoryDevice
 from dra_driver.errors import ApiUnavailable, DraError
+from dra_driver.preparation import Checkpoint, ClaimState
 from kubelet_plugin.app import Plugin
 from kubelet_plugin.config import Configuration, Timings
+from kubelet_plugin.core.notices import CHECKPOINT_DAMAGED
 from kubelet_plugin.devices.inventory import fit
 
 INVENTORY_CRD: Final = PROJECT / "deploy/manifests/crds/deviceinventories.yaml"
@@ -77,14 +79,38 @@ def test_lost_cdi_files_are_written_again_without_api_server(tmp_path: Path) -> 
     asyncio.run(main())
 
 
+def half_way(checkpoint: Path) -> None:
+    """Make the previous version one that has the second claim half-way, and no journal of it."""
+    now = Checkpoint.decode(checkpoint.read_bytes())
+    (two,) = (c for c in now if c.name == "two")
+    before = now.changed({two.uid: msgspec.structs.replace(two, state=ClaimState.STARTED)})
+    checkpoint.with_name("checkpoint.json.previous").write_bytes(before.encode())
+
+
+def test_a_journal_completes_the_previous_version(tmp_path: Path) -> None:
+    """No record is lost where the document is damaged that the journal was folded into."""
+    kube, one, two = prepared(tmp_path)
+    checkpoint = configuration(tmp_path).checkpoint
+    assert len(Checkpoint.decode(checkpoint.with_name("checkpoint.json.previous").read_bytes())) == 0
+    checkpoint.write_bytes(b"{")
+    for body in (one, two):
+        (tmp_path / "cdi" / file_of(body)).unlink()
+
+    async def main() -> None:
+        async with running(tmp_path, kube, [device(0), device(1)]) as node:
+            assert {c["state"] for c in checkpointed(node).values()} == {"PrepareCompleted"}
+            assert node.specs() == sorted((file_of(one), file_of(two)))
+            assert node.plugin.notices.counts[CHECKPOINT_DAMAGED] == 1
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("damage", ["truncated", "garbage", "gone", "both gone", "all corrupt"])
 def test_a_lost_checkpoint_is_recovered(tmp_path: Path, damage: str) -> None:
     kube, one, two = prepared(tmp_path)
     checkpoint = configuration(tmp_path).checkpoint
     previous = checkpoint.with_name("checkpoint.json.previous")
-    # The previous version has the second claim half-way.
-    states = {c["name"]: c["state"] for c in json.loads(previous.read_bytes())["payload"]["claims"].values()}
-    assert states == {"one": "PrepareCompleted", "two": "PrepareStarted"}
+    half_way(checkpoint)
     match damage:
         case "truncated":
             checkpoint.write_bytes(checkpoint.read_bytes()[:-50])
@@ -123,6 +149,7 @@ def test_a_lost_checkpoint_is_recovered(tmp_path: Path, damage: str) -> None:
 def test_a_corrupt_checkpoint_falls_back_to_the_previous_version(tmp_path: Path) -> None:
     kube, one, two = prepared(tmp_path)
     checkpoint = configuration(tmp_path).checkpoint
+    half_way(checkpoint)
     good = checkpoint.read_bytes()
     checkpoint.write_bytes(good[:100])
 
