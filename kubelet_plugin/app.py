@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -32,6 +33,7 @@ from kubelet_plugin.claims.reconciliation import Intervals, Reconciler
 from kubelet_plugin.claims.reservations import DeviceReservations
 from kubelet_plugin.config import Configuration, Timings
 from kubelet_plugin.core import files
+from kubelet_plugin.core.endurance import endure
 from kubelet_plugin.core.instances import Instances, remove_stale_socket
 from kubelet_plugin.core.notices import Notices
 from kubelet_plugin.core.registration import RegistrationState
@@ -362,26 +364,33 @@ class Plugin:
     async def _background(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._calls.run())
-            tasks.create_task(self._keeper.run())
-            tasks.create_task(self._reconciler.run())
-            t = self._timings
-            tasks.create_task(self._leftovers.run(t.first_leftovers, t.leftovers, t.confirm_leftovers))
-            tasks.create_task(self._watch_partitions())
-            tasks.create_task(self.notices.run())
-            tasks.create_task(self.observation.run())
-            tasks.create_task(self._activity.run(self.observation.samples))
-            tasks.create_task(self._scan())
-            tasks.create_task(self._rescan_after_changes())
-            tasks.create_task(self._follow_devices())
-            tasks.create_task(self._hotplug.run())
-            tasks.create_task(self._guard())
             tasks.create_task(self._warn_if_not_registered())
+            # These care for their own shortages, beside what must not begin again: a port, for example.
+            tasks.create_task(self._keeper.run())
+            tasks.create_task(self.observation.run())
+            t = self._timings
+            for work, name in (
+                (self._reconciler.run, "reconciliation"),
+                (
+                    partial(self._leftovers.run, t.first_leftovers, t.leftovers, t.confirm_leftovers),
+                    "leftovers",
+                ),
+                (self._watch_partitions, "partitions"),
+                (self.notices.run, "notices"),
+                (partial(self._activity.run, self.observation.samples), "activity"),
+                (self._scan, "discovery"),
+                (self._rescan_after_changes, "discovery after changes"),
+                (self._follow_devices, "renewal of documents"),
+                (self._hotplug.run, "hotplug"),
+                (self._guard, "sockets"),
+            ):
+                tasks.create_task(endure(name, work))
 
     async def _scan(self) -> None:
         await self._table.scan()
         # Before the kubelet can ask: what it thinks is prepared has its documents again.
         await self._renew_documents()
-        if self._configuration.destroy_unowned_partitions:
+        if self._configuration.destroy_unowned_partitions and not self._scanned.is_set():
             await self._destroy_unowned_partitions()
         self._scanned.set()
         await self._table.scan_forever(self._configuration.rescan_seconds)

@@ -118,6 +118,7 @@ class StateLock:
         self._is_locked = False
         # Whether a file of it was removed since it was last taken.
         self._was_removed = False
+        self._is_failing = False
         self._users = 0
         self._since = 0.0
         self._quiet_at = 0.0
@@ -223,8 +224,12 @@ class StateLock:
             # What is written while another instance may hold the lock would undo what that one writes.
             if self._unsettled is not None and not self._unsettled.is_settled and self._is_in_place():
                 await self._unsettled.settle()
+                self._is_failing = False
         except OSError as e:
-            log.error("the checkpoint could not be folded; its journal counts", error=str(e))
+            # Once: it is tried again after each transaction.
+            level = log.debug if self._is_failing else log.error
+            level("the checkpoint could not be folded; its journal counts", error=str(e))
+            self._is_failing = True
         finally:
             self._release()
 

@@ -44,6 +44,7 @@ class Instances:
         self._clock = clock
         self._descriptor: int | None = None
         self._confirmed = 0
+        self._led = True
 
     @contextlib.asynccontextmanager
     async def entered(self, seconds: float) -> AsyncIterator[None]:
@@ -77,12 +78,22 @@ class Instances:
         self._note(now)
 
     def leads(self) -> bool:
-        """Return whether this instance represents the node: no running one was registered later."""
-        return all(confirmed <= self._confirmed for confirmed in self._others())
+        """Return whether this instance represents the node: no running one was registered later.
+
+        While that cannot be looked at (no more files, say), it is as it was.
+        """
+        try:
+            self._led = all(confirmed <= self._confirmed for confirmed in self._others())
+        except OSError as e:
+            log.debug("which instances run is not known", error=str(e))
+        return self._led
 
     def alone(self) -> bool:
-        """Return whether no other instance runs."""
-        return not any(True for _ in self._others())
+        """Return whether no other instance runs, as far as that can be looked at."""
+        try:
+            return not any(True for _ in self._others())
+        except OSError:
+            return False
 
     def dead(self) -> Iterator[str]:
         """Yield the names of killed instances. Each one's file is removed when the caller's loop goes on."""

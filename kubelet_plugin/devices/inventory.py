@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -40,6 +41,7 @@ from dra_driver.kube import Backoff, Handler, Informer, SystemClock
 from dra_driver.kube.clock import rfc3339
 from dra_driver.ports import Clock, KubeClient
 from dra_driver.publishing import conditions, epochs
+from kubelet_plugin.core.endurance import endure
 from kubelet_plugin.core.notices import DRIVER_HANGING, DRIVER_MISSING
 from kubelet_plugin.core.registration import RegistrationState
 from kubelet_plugin.core.signals import Changes
@@ -143,15 +145,15 @@ class InventoryKeeper:
         for handler_owner in (self._slices, self._inventory):
             handler_owner.add_handler(_waking(self._wake))
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._slices.run())
-            tasks.create_task(self._inventory.run())
+            tasks.create_task(endure("watch of slices", self._slices.run))
+            tasks.create_task(endure("watch of the inventory", self._inventory.run))
             if self._others is not None:
-                tasks.create_task(self._others.run(self._wake.notify))
+                tasks.create_task(endure("other drivers", partial(self._others.run, self._wake.notify)))
             tasks.create_task(self._forward(self._table.changes))
             tasks.create_task(self._forward(self._registration.changes))
             if self._activity is not None:
                 tasks.create_task(self._forward(self._activity.changes))
-            tasks.create_task(self._loop())
+            tasks.create_task(endure("inventory", self._loop))
 
     async def withdraw(self, seconds: float) -> None:
         """Note in the object that the plugin is gone; try again for so many seconds.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import socket
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -17,6 +16,7 @@ from typing import Final
 import structlog
 
 from dra_driver.discovery.core.hotplug import HotplugHints
+from kubelet_plugin.core.endurance import is_shortage
 
 __all__ = ["concerns_us", "heard", "open_uevents"]
 
@@ -100,7 +100,7 @@ def _read(source: socket.socket, hints: HotplugHints) -> bool:
         except BlockingIOError:
             break
         except OSError as e:
-            if e.errno != errno.ENOBUFS:
+            if not is_shortage(e):
                 raise
             found = True  # more came than there was room for: anything may have happened
             continue

@@ -26,6 +26,7 @@ from dra_driver.wire import (
     pluginregistration_pb2_grpc,
 )
 from kubelet_plugin.config import Configuration
+from kubelet_plugin.core.endurance import endure
 from kubelet_plugin.core.registration import RegistrationState
 from kubelet_plugin.devices.table import DeviceTable
 from kubelet_plugin.health.claim_status import ClaimStatusWriter
@@ -148,10 +149,13 @@ class Observation:
             ConfigurationError: the address for metrics cannot be used.
         """
         async with self._served(), asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._monitor.run())
-            tasks.create_task(self._events.run())
-            tasks.create_task(self._status.run())
-            tasks.create_task(self._reservations.run())
+            for work, name in (
+                (self._monitor.run, "health"),
+                (self._events.run, "events of health"),
+                (self._status.run, "status of claims"),
+                (self._reservations.run, "pods of claims"),
+            ):
+                tasks.create_task(endure(name, work))
             await asyncio.get_running_loop().create_future()
 
     @contextlib.asynccontextmanager
