@@ -74,6 +74,7 @@ class Port:
         self._timer: asyncio.TimerHandle | None = None
         self._reported = (float("-inf"), 0)
         self._beginning = False
+        self._is_short = False
 
     # --- requests -------------------------------------------------------------------------------------------
 
@@ -205,7 +206,10 @@ class Port:
         for _ in range(_AT_ONCE):
             try:
                 accepted, address = listening.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            except BlockingIOError:
+                self._is_short = False
+                return
+            except (InterruptedError, ConnectionAbortedError):
                 return
             except OSError as e:
                 if e.errno not in _NO_DESCRIPTORS:
@@ -221,7 +225,10 @@ class Port:
 
     def _rest(self, listening: socket.socket) -> None:
         """Stop accepting for a moment: the process has no file descriptors left."""
-        log.error("connections wait: there are no file descriptors left", port=self.address[1])
+        # Once, not ten times a second: it is over when no connection waits any more.
+        level = log.debug if self._is_short else log.error
+        level("connections wait: there are no file descriptors left", port=self.address[1])
+        self._is_short = True
         self._loop.remove_reader(listening)
 
         def go_on() -> None:

@@ -54,10 +54,11 @@ class Agent:
         self.channel: grpc.aio.Channel
         self.stub: dra_v1_pb2_grpc.DRAPluginAsyncStub
 
-    def allocate(self, device: int) -> dra_v1_pb2.Claim:
-        """A new claim, as the kubelet names it."""
+    def allocate(self, device: int, **more: object) -> dra_v1_pb2.Claim:
+        """A new claim, as the kubelet names it; more goes into its result."""
         name, uid = f"claim-{uuid.uuid4().hex[:8]}", str(uuid.uuid4())
-        result = {"request": "gpu", "driver": DRIVER, "pool": NODE, "device": f"gpu-0000-{device:02x}-00-0"}
+        name_of_device = f"gpu-0000-{device:02x}-00-0"
+        result = {"request": "gpu", "driver": DRIVER, "pool": NODE, "device": name_of_device, **more}
         raw = {
             "apiVersion": "resource.k8s.io/v1",
             "kind": "ResourceClaim",
