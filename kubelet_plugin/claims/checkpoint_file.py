@@ -143,7 +143,8 @@ class CheckpointFile:
     async def load(self) -> str:
         """See ``reservations.Checkpoints.load``."""
         loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._executor, self._load)
+        found, identity = await loop.run_in_executor(self._executor, self._load)
+        self._adopt(found, identity)
         self._current = found.checkpoint
         return found.problem
 
@@ -152,12 +153,12 @@ class CheckpointFile:
         if self._identities() == self._identity:
             return None
         loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self._executor, self._find)
-        self._adopt(found)
+        found, identity = await loop.run_in_executor(self._executor, self._find)
+        # All at once, and not if this was cancelled: what was not taken over is to be read again.
+        self._adopt(found, identity)
         if found.problem:
             log.error("the checkpoint cannot be read again; what is in memory is used", error=found.problem)
             self._journal = None
-            self._usable = not found.corrupt
         else:
             self._current = found.checkpoint
         return found.problem
@@ -307,27 +308,27 @@ class CheckpointFile:
 
     # --- reading, in a thread -------------------------------------------------------------------------------
 
-    def _load(self) -> _Found:
+    def _load(self) -> tuple[_Found, tuple[object, ...]]:
         if self._path.parent.is_dir():
             with contextlib.suppress(OSError):
                 files.remove_temporary(self._path.parent, self._path.name)
-        found = self._find()
+        found, identity = self._find()
         if found.corrupt:
             with contextlib.suppress(OSError):
                 files.keep_previous(self._path, self._corrupt)
-            self._identity = self._identities()  # another name of the file has changed its status
-        self._adopt(found)
-        return found
+            identity = self._identities()  # another name of the file has changed its status
+        return found, identity
 
-    def _adopt(self, found: _Found) -> None:
+    def _find(self) -> tuple[_Found, tuple[object, ...]]:
+        identity = self._identities()
+        return _find(self._path, self._previous, self._journal_path), identity
+
+    def _adopt(self, found: _Found, identity: tuple[object, ...]) -> None:
+        self._identity = identity
         self._usable, self._in_force, self._is_synced = not found.corrupt, found.in_force, False
         # One that has begun may end with half a line: the next write is a whole document.
         self._journal = None if found.in_force else found.journal
         self._document_size = found.size
-
-    def _find(self) -> _Found:
-        self._identity = self._identities()
-        return _find(self._path, self._previous, self._journal_path)
 
     def _identities(self) -> tuple[object, ...]:
         return (_identity(self._path), _identity(self._journal_path))

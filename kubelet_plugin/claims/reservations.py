@@ -143,6 +143,8 @@ class DeviceReservations:
         self._node_lock: NodeLock = node_lock or NoNodeLock()
         self._node_lock.serve(self._read_again, self)
         self._starting = False
+        # Why records were lost that have not been gathered yet.
+        self._lost = ""
         # Records that were recovered and could not be written yet: as good as written to all others.
         self._unwritten: dict[Uid, PreparedClaim] = {}
         # Claims whose records are just being replaced.
@@ -249,14 +251,19 @@ class DeviceReservations:
             return
         before = self.records
         problem = await self._checkpoints.refresh()
-        if problem is None and not was_removed:
+        # Kept until it is dealt with: this may be cancelled, and the files look the same the next time.
+        self._lost = problem or self._lost
+        if problem is None and not was_removed and not self._lost:
             return
-        self._written_elsewhere()
-        if problem or was_removed:
-            await self._gather(problem, before)
-        self._hold_what_is_recorded()
+        try:
+            self._written_elsewhere()
+            if self._lost or was_removed:
+                await self._gather(self._lost, before)
+                self._lost = ""
+        finally:
+            self._hold_what_is_recorded()
 
-    async def _gather(self, problem: str | None, before: Sequence[PreparedClaim]) -> None:
+    async def _gather(self, problem: str, before: Sequence[PreparedClaim]) -> None:
         """Bring together what the checkpoint, CDI files and this instance's memory say, and write it.
 
         The checkpoint says what another instance has, if it was the first to write after files were removed.

@@ -549,3 +549,25 @@ def test_files_that_somebody_has_changed_are_written_whole(tmp_path: Path, chang
             assert len(store.current) == 3
 
     asyncio.run(main())
+
+
+def test_what_a_cancelled_look_did_not_take_over_is_read_again(tmp_path: Path) -> None:
+    """A call whose time is over while it gets the lock: the next one must not go by old records."""
+    path = tmp_path / "c.json"
+
+    async def main() -> None:
+        with opened(path) as mine, opened(path) as other:
+            await held(mine, 1)
+            await other.load()
+            await other.save(record(5))
+            look = asyncio.create_task(mine.refresh())
+            await asyncio.sleep(0)
+            look.cancel()
+            await asyncio.wait([look])
+            # The thread has done its part.
+            await asyncio.get_running_loop().run_in_executor(mine._executor, lambda: None)
+            assert look.cancelled()
+            assert await mine.refresh() == ""
+            assert {c.uid for c in mine.current} == {"uid-0000", "uid-0005"}
+
+    asyncio.run(main())

@@ -16,6 +16,7 @@ from kubelet_calls import checkpointed, prepare, unprepare
 from node_agent import IMPATIENT, add_claim, claim, device, eventually, running
 
 from dra_driver.api.meta import PoolName, Uid
+from dra_driver.errors import PrepareError
 from dra_driver.preparation import Checkpoint, ClaimState, PreparedClaim, PreparedDevice, gathered
 from kubelet_plugin.claims.checkpoint_file import CheckpointFile, read_checkpoint
 from kubelet_plugin.claims.locks import StateLock
@@ -281,4 +282,35 @@ def test_what_is_removed_during_a_write_fails_it(tmp_path: Path) -> None:
         lock.close()
 
     with Removing(1) as executor:
+        asyncio.run(main(executor))
+
+
+def test_what_was_lost_is_gathered_although_the_first_call_for_it_is_cancelled(tmp_path: Path) -> None:
+    """Its time may be over while the CDI directory is read; the files then look as they were left."""
+
+    async def main(executor: ThreadPoolExecutor) -> None:
+        lock = StateLock(tmp_path / "state.lock")
+        store = CheckpointFile(tmp_path / "checkpoint.json", executor, check=lock.check)
+        owner = DeviceReservations(store, node_lock=lock)
+        async with owner.starting(deadline()):
+            pass
+        asked: list[str] = []
+
+        async def found(problem: str) -> tuple[PreparedClaim, ...]:
+            asked.append(problem)
+            if len(asked) == 1:
+                await asyncio.get_running_loop().create_future()
+            return (record(0, "gpu-0", ClaimState.COMPLETED),)
+
+        owner.on_lost(found)
+        store._path.write_bytes(b"{")
+        with pytest.raises(PrepareError):
+            await owner.read(deadline(0.1))
+        assert [r.uid for r in await owner.read(deadline())] == [UIDS[0]]
+        assert len(asked) == 2
+        async with owner.claim(UIDS[1], deadline()) as locked, locked.transaction(deadline()) as claim:
+            assert claim.reserve(record(1, "gpu-0")) is not None
+        lock.close()
+
+    with ThreadPoolExecutor(1) as executor:
         asyncio.run(main(executor))
