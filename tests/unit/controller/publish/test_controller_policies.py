@@ -38,6 +38,8 @@ from dra_driver.resourceslice import PENDING_TAINT
 from dra_driver.structured import NodePolicy, Strategy
 
 QUICK = Timings(drain=0.3, settle=0.02)
+# Long enough for something to happen while a pool drains.
+SLOW = Timings(drain=2.0, settle=0.02)
 
 
 def cluster_with(*node_names: str, gpus: int = 2, **gpu: Any) -> FakeClient:
@@ -329,8 +331,24 @@ def test_a_pool_whose_inventory_is_deleted_while_it_drains_is_drained_all_the_sa
     run(cluster, scenario, timings=Timings(drain=1.0, settle=0.02), **SCHEDULER)
 
 
+async def drained_from_now_on(h: Harness) -> None:
+    """Follow the pool of n1 to the controller: for the whole time to drain nothing is allocated from it."""
+    pod(h.cluster, "c")
+    await asyncio.sleep(SLOW.drain - 0.5)
+    assert h.noted() == "draining"
+    assert h.device_of("c") == ""
+    allocate(h.cluster, "late", "n1", "gpu-0")  # decided by kube-scheduler before the taint
+    await h.until(lambda: h.noted() == "controller")
+    await h.quiet()
+    assert h.device_of("c") == ""
+    h.cluster.remove(RESOURCE_CLAIMS, "late", NS)
+    await h.until(lambda: h.device_of("c") == "gpu-0")
+
+
 def test_a_policy_that_changes_twice_while_a_note_is_refused_has_the_pool_drained_all_the_same() -> None:
     cluster = cluster_with("n1", gpus=1)
+    claim(cluster, "c")
+    claim(cluster, "late")
     refused: list[str] = []
 
     def busy(verb: str, kind: str, name: str, subresource: str) -> None:
@@ -341,33 +359,32 @@ def test_a_policy_that_changes_twice_while_a_note_is_refused_has_the_pool_draine
     async def scenario(h: Harness) -> None:
         policy(cluster, "p", allocator="controller")
         await h.until(lambda: h.noted() == "draining" and h.taints() == {CONTROLLER_TAINT})
+        await asyncio.sleep(SLOW.drain - 0.5)
         cluster.before = busy
         policy(cluster, "p", allocator="scheduler")
         await h.until(lambda: refused)
         policy(cluster, "p", allocator="controller")
         await asyncio.sleep(0.1)
         cluster.before = lambda *_: None
-        await h.until(lambda: h.noted() == "controller")
+        await drained_from_now_on(h)
 
-    run(cluster, scenario, **SCHEDULER)
+    run(cluster, scenario, timings=SLOW, **SCHEDULER)
 
 
 def test_a_restart_while_draining_drains_anew() -> None:
     cluster = cluster_with("n1", gpus=1)
+    claim(cluster, "c")
+    claim(cluster, "late")
     policy(cluster, "p", allocator="scheduler")
 
     async def first(h: Harness) -> None:
         policy(cluster, "p", allocator="controller")
-        await h.until(lambda: h.noted() == "draining")
+        await h.until(lambda: h.noted() == "draining" and h.taints() == {CONTROLLER_TAINT})
+        await asyncio.sleep(SLOW.drain - 0.5)
+        assert h.noted() == "draining"
 
-    async def second(h: Harness) -> None:
-        await h.until(lambda: h.noted() == "controller")
-        await h.until(lambda: h.device_of("c") == "gpu-0")
-
-    run(cluster, first)
-    claim(cluster, "c")
-    pod(cluster, "c")
-    run(cluster, second)
+    run(cluster, first, timings=SLOW)
+    run(cluster, drained_from_now_on, timings=SLOW)
 
 
 def test_a_pool_goes_back_to_kube_scheduler_when_no_write_is_under_way() -> None:
