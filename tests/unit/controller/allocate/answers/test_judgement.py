@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import builders
 import pytest
@@ -13,12 +13,22 @@ from controller.allocate.answers.decider import Answered, Decider
 from controller.allocate.answers.freshness import Knowledge
 from controller.allocate.answers.journal import Journal
 from controller.allocate.decide import (
+    Change,
+    ClaimAssumed,
+    ClaimGone,
     ClaimSeen,
     Decision,
+    GroupWrite,
     Lane,
+    Lend,
+    LentNode,
+    ObjectGone,
     ObjectSeen,
     PodAnswer,
+    PodID,
     PodQuestion,
+    PoolChanged,
+    Proceed,
     QuestionHeavy,
     Refuse,
     Write,
@@ -27,17 +37,23 @@ from controller.allocate.plans import PlanAnswer, PlanQuestion
 from controller.allocate.signal import Signal
 from dra_driver.api import codec
 from dra_driver.api.core import Pod
+from dra_driver.api.meta import ObjectKey, PoolName, Uid
 from dra_driver.api.resource import AllocationResult, ResourceClaim
+from dra_driver.ownership import PoolID
+from dra_driver.structured import DEFAULT_POLICY
 
 GPU_0 = builders.allocation(builders.result("n1", "gpu-0"))
+ALLOCATION = codec.convert(AllocationResult, GPU_0["allocation"])
+N1, N2 = (PoolID(builders.DRIVER, PoolName(name)) for name in ("n1", "n2"))
 
 
 class Says:
-    """Implements ``Answers``: one decision, said to be of now."""
+    """Implements ``Answers``: one decision, said to be of now, and what changes while it is on its way."""
 
     def __init__(self, journal: Journal, decision: Decision) -> None:
         self._journal = journal
         self.decision = decision
+        self.meanwhile: Sequence[Change] = ()
         self.mistrusted: list[str] = []
         self.asked = 0
 
@@ -47,6 +63,8 @@ class Says:
     async def ask(self, question: PodQuestion, unwanted: Callable[[Answered], None]) -> Answered:
         self.asked += 1
         version = self._journal.version
+        for change in self.meanwhile:
+            self._journal.apply(change)
         taken = self.decision.allocations if isinstance(self.decision, Write) else ()
         claims = tuple((claim.key, claim.metadata.uid) for claim, _ in taken)
         return Answered(PodAnswer(version, self.decision, steps=1), Knowledge(version), claims)
@@ -100,8 +118,7 @@ class Bench:
 
 
 def write(*names: str) -> Callable[[dict[str, ResourceClaim]], Decision]:
-    allocation = codec.convert(AllocationResult, GPU_0["allocation"])
-    return lambda claims: Write("n1", tuple((claims[name], allocation) for name in names))
+    return lambda claims: Write("n1", tuple((claims[name], ALLOCATION) for name in names))
 
 
 def undo(name: str) -> Callable[[dict[str, ResourceClaim]], Decision]:
@@ -181,3 +198,109 @@ def test_one_pod_asked_about_again_and_again_never_replaces_the_worker() -> None
 
     virtual_time.run(scenario())
     assert not bench.says.mistrusted
+
+
+# --- what changes while an answer is on its way -------------------------------------------------------------
+
+
+def judged(
+    of: Callable[[dict[str, ResourceClaim]], Decision], *meanwhile: Change, allowed: bool = True
+) -> bool | None:
+    """Return whether an answer counts or is impossible; None where it is to be asked for again."""
+    bench = Bench(of, allowed=allowed)
+    bench.says.meanwhile = meanwhile
+    found = virtual_time.run(bench.decide(bench.pods[0]))
+    return None if found is None else found is bench.says.decision
+
+
+def in_use(name: str, pool: str) -> Change:
+    """Return that another claim is seen to hold a device."""
+    held = builders.allocation(builders.result(pool, "gpu-0"))
+    return ClaimSeen(codec.convert(ResourceClaim, builders.claim(name, uid=name, status=held)))
+
+
+def assumed(name: str, pool: str = "n2") -> Change:
+    """Return that another answer gives a device to a claim."""
+    held = builders.allocation(builders.result(pool, "gpu-0"))["allocation"]
+    return ClaimAssumed(key_of(name), Uid(name), codec.convert(AllocationResult, held))
+
+
+def key_of(name: str) -> ObjectKey:
+    return ObjectKey(builders.NAMESPACE, name)
+
+
+def blocked(pool: PoolID) -> Change:
+    return PoolChanged(pool, True, DEFAULT_POLICY)
+
+
+def lend(_: dict[str, ResourceClaim]) -> Decision:
+    return Lend((LentNode("n1", ((N1, ("gpu-0",)),)), LentNode("n2", ((N2, ("gpu-0",)),))))
+
+
+def proceed(_: dict[str, ResourceClaim]) -> Decision:
+    return Proceed("n1")
+
+
+def group(claims: dict[str, ResourceClaim]) -> Decision:
+    member = PodID(key_of("pod-0"), Uid("pod-0"))
+    return GroupWrite(((member, Write("n1", ((claims["own"], ALLOCATION),))),))
+
+
+def group_of_another_pod(claims: dict[str, ResourceClaim]) -> Decision:
+    member = PodID(key_of("pod-0"), Uid("pod of before"))
+    return GroupWrite(((member, Write("n1", ((claims["own"], ALLOCATION),))),))
+
+
+@pytest.mark.parametrize("decision", [write("own"), group, undo("allocated"), lend])
+def test_an_answer_about_a_pool_that_has_changed_is_asked_for_again(
+    decision: Callable[[dict[str, ResourceClaim]], Decision],
+) -> None:
+    assert judged(decision) is True
+    assert judged(decision, blocked(N1)) is None
+    assert judged(decision, blocked(PoolID(builders.DRIVER, PoolName("n3")))) is True
+
+
+@pytest.mark.parametrize("pool", ["n1", "n2"])
+def test_devices_are_not_lent_where_any_have_been_taken_meanwhile(pool: str) -> None:
+    assert judged(lend, in_use("another", pool)) is None
+    assert judged(lend, assumed("another", pool)) is None
+    assert judged(lend, in_use("another", "n3")) is True
+
+
+def test_an_answer_is_not_to_blame_for_devices_that_were_taken_meanwhile() -> None:
+    assert judged(write("own"), in_use("another", "n1"), allowed=False) is None
+    assert judged(write("own"), assumed("another", "n1"), allowed=False) is None
+    # What has been taken elsewhere is no excuse.
+    assert judged(write("own"), in_use("another", "n2"), allowed=False) is False
+
+
+def test_a_claim_is_not_allocated_while_another_allocation_of_it_is_written() -> None:
+    assert judged(write("own"), assumed("own")) is None
+
+
+def test_a_pod_proceeds_only_by_what_its_claims_are_now() -> None:
+    assert judged(proceed) is True
+    assert judged(proceed, in_use("other", "n3")) is True
+    for name in ("own", "allocated", "reserved"):
+        assert judged(proceed, ClaimGone(key_of(name), Uid(name))) is None
+
+
+def test_a_claim_that_has_been_reserved_meanwhile_is_not_deallocated() -> None:
+    reserved = {**GPU_0, "reservedFor": [{"resource": "pods", "name": "p", "uid": "p"}]}
+    body = builders.claim("reserved", uid="reserved", status=reserved)
+    seen = ClaimSeen(codec.convert(ResourceClaim, body))
+    assert judged(undo("reserved"), seen) is None
+
+
+@pytest.mark.parametrize("decision", [write("own"), group])
+def test_nothing_is_allocated_for_a_pod_that_has_gone_or_is_another(
+    decision: Callable[[dict[str, ResourceClaim]], Decision],
+) -> None:
+    again = codec.convert(Pod, builders.pod("pod-0", "own", uid="another"))
+    assert judged(decision, ObjectGone(Pod, key_of("pod-0"))) is None
+    assert judged(decision, ObjectSeen(again)) is None
+
+
+def test_nothing_is_allocated_for_a_member_that_was_never_there() -> None:
+    assert judged(group) is True
+    assert judged(group_of_another_pod) is None
