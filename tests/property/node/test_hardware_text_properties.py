@@ -48,9 +48,12 @@ def documents(keys: tuple[str, ...]) -> st.SearchStrategy[Any]:
     )
 
 
-@given(st.text())
-def test_properties_are_numbers_below_a_limit(text: str) -> None:
-    for name, value in sysfs.key_values(text).items():
+LINES = st.lists(st.tuples(st.text(max_size=9), st.sampled_from(" =:\t"), st.integers().map(str) | st.text()))
+
+
+@given(LINES.map(lambda lines: "\n".join(map("".join, lines))), st.sampled_from([None, "=", ":"]))
+def test_properties_are_numbers_below_a_limit(text: str, separator: str | None) -> None:
+    for name, value in sysfs.key_values(text, separator).items():
         assert name
         assert 0 <= value < 10**20
 
@@ -77,7 +80,17 @@ def test_a_number_fits_or_is_unknown(content: bytes, base: int) -> None:
     assert number is None or 0 <= number < 2**64
 
 
-@given(documents(GENERIC_KEYS))
+# Most of what is drawn of single words is refused; these have what a description must have.
+WHOLE = st.fixed_dictionaries(
+    {
+        "name": st.sampled_from(["npu", "fpga-1"]),
+        "match": st.fixed_dictionaries({"dev": st.lists(st.sampled_from([*"a*?./", ".."])).map("".join)}),
+    },
+    optional={"sysfs": st.lists(st.sampled_from([*"a/.", "{name}", ".."])).map("".join)},
+)
+
+
+@given(documents(GENERIC_KEYS) | st.fixed_dictionaries({"devices": st.lists(WHOLE, max_size=2)}))
 def test_a_description_of_devices_is_read_or_refused(document: Any) -> None:
     try:
         rules = generic_spec.decode(yaml.safe_dump(document), "x")

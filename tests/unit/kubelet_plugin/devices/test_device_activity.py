@@ -90,15 +90,12 @@ def test_what_does_not_tell_for_a_minute_is_neither() -> None:
     assert uses((600, None)) == []
 
 
-@given(st.lists(st.none() | st.floats(0, 1), max_size=200))
-def test_changes_of_mind_are_a_minute_apart(loads: list[float | None]) -> None:
-    one, changes = DeviceActivity(0.05, 60.0), []
-    for i, load in enumerate(loads):
-        before = one.use
-        one.observe(i * 5.0, load)
-        if one.use != before:
-            changes.append((i * 5.0, one.use))
-    for (earlier, _), (later, use) in itertools.pairwise(changes):
+LOADS = st.none() | st.sampled_from([0.0, 0.9]) | st.floats(0, 1)
+
+
+@given(st.lists(st.tuples(st.integers(1, 300), LOADS), max_size=12))
+def test_changes_of_mind_are_a_minute_apart(phases: list[tuple[int, float | None]]) -> None:
+    for (earlier, _), (later, use) in itertools.pairwise(uses(*phases, every=5)):
         assert use is None or later - earlier >= 60
 
 
