@@ -11,6 +11,7 @@ import pytest
 import yaml
 from chart_cases import ALL_MONITORING
 from chart_support import CHART, Chart, Object, named, of_kind
+from nonempty import nonempty
 
 import controller.observe.metrics
 import kubelet_plugin.telemetry.metrics
@@ -79,8 +80,8 @@ def test_every_metric_exists_with_its_labels() -> None:
 
 
 def test_labels_in_texts_of_alerts_are_there() -> None:
-    for group in ALERTS["groups"]:
-        for rule in group["rules"]:
+    for group in nonempty(ALERTS["groups"]):
+        for rule in nonempty(group["rules"]):
             names = re.findall(r"\bdra_driver_\w+", rule["expr"])
             labels = set(re.findall(r"\$labels\.(\w+)", json.dumps(rule["annotations"])))
             assert labels <= set().union(*(KNOWN[n] for n in names)) | ADDED_LABELS, rule["alert"]

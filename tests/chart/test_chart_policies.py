@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from chart_support import Chart, Object, named, of_kind
+from nonempty import nonempty
 
 from controller.app import LEASE
 from controller.config import identity_of
@@ -153,7 +154,7 @@ def test_names_are_those_of_the_code(chart: Chart) -> None:
 
 def test_drivers_are_those_of_the_values(chart: Chart) -> None:
     values = {"driverName": "gpu.nvidia.com", "rdma": {"driverName": "nic.example.com"}}
-    for raw in of_kind(chart.render(values), "ValidatingAdmissionPolicy"):
+    for raw in nonempty(of_kind(chart.render(values), "ValidatingAdmissionPolicy")):
         assert "gpu.dra-driver.dev" not in str(raw)
         assert "rdma.dra-driver.dev" not in str(raw)
 

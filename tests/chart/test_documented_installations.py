@@ -8,6 +8,7 @@ import pytest
 import yaml
 from chart_support import KUBE_VERSION, ROOT, Chart, Refused
 from documented_commands import Command, blocks, commands
+from nonempty import nonempty
 
 HELM = [
     command
@@ -43,7 +44,7 @@ def test_values_that_pages_name_are_in_the_chart(page: str) -> None:
     values = yaml.safe_load((ROOT / "deploy" / "helm" / "dra-driver" / "values.yaml").read_text())
     text = (ROOT / "docs" / page).read_text()
     first = "|".join(key for key, value in values.items() if isinstance(value, dict))
-    for name in set(re.findall(rf"`((?:{first})(?:\.[a-zA-Z]+)+)\b", text)):
+    for name in nonempty(set(re.findall(rf"`((?:{first})(?:\.[a-zA-Z]+)+)\b", text))):
         found = values
         for key in name.split("."):
             assert key in found, f"{page}: {name}"

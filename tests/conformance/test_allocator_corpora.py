@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nonempty import nonempty
 
 from dra_driver.cli.allocator import cases as allocator_cases
 from dra_driver.structured import Strategy
@@ -119,14 +120,14 @@ def device_names(results: Any) -> list[str]:
 
 def points(name: str, strategy: Strategy, each: int = 1) -> list[tuple[tuple[str, int, str], Any, Any]]:
     """Return what was recorded and what we answer; of ``each`` cases in a row, the first one counts."""
-    return [
+    return nonempty(
         ((case, pod, node), want, answer(name, case, strategy)["per_node"][pod][node])
         for case, recorded in list(load(name).items())[::each]
         if not recorded["go_quirks"]
         for pod, nodes in enumerate(recorded["per_node"])
         for node, want in nodes.items()
         if (case, pod, node) not in DOUBLE_DEFECTS
-    ]
+    )
 
 
 @pytest.mark.parametrize(("name", "each"), SHARES)
@@ -142,9 +143,8 @@ def test_first_fit_gives_the_devices_of_kubernetes(name: str, each: int) -> None
 @pytest.mark.parametrize(("name", "each"), SEQUENCES)  # the other cases have one pod each
 def test_first_fit_follows_kubernetes_along_a_sequence_of_pods(name: str, each: int) -> None:
     different = []
-    for case, recorded in list(load(name).items())[::each]:
-        if recorded["go_quirks"]:
-            continue
+    compared = [pair for pair in list(load(name).items())[::each] if not pair[1]["go_quirks"]]
+    for case, recorded in nonempty(compared):
         have = answer(name, case, Strategy.FIRST_FIT)["sequence"]
         for i, (want, step) in enumerate(zip(recorded["sequence"], have, strict=True)):
             if (case, i) in DOUBLE_DEFECT_STEPS:

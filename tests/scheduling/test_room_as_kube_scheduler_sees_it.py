@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from node_room_cases import CASES, CLASSES, DEVICE_CLASS, PLENTY, RUNTIME, Case
+from nonempty import nonempty
 from scheduling_world import NAMESPACE, SchedulingWorld, scheduling_world
 
 from controller.allocate.decide.nodes.node_usage import NodeUsage
@@ -86,7 +87,7 @@ CLASS: Body = {"metadata": {"name": "gpu"}, "spec": DEVICE_CLASS}
 
 @pytest.mark.parametrize("case", [c for c in CASES if not c.defaulted], ids=lambda c: c.name)
 def test_a_pod_has_room_down_to_the_least_amount(case: Case) -> None:
-    for name, node, residents, spec, outcome in bodies(case):
+    for name, node, residents, spec, outcome in nonempty(bodies(case)):
         there = [
             codec.convert(Pod, {**pod_body(f"{name}-{i}", with_class(s)), "metadata": {"uid": f"{i}"}})
             for i, s in enumerate(residents)

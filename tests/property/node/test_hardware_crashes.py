@@ -16,6 +16,7 @@ from fake_client import FakeClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from node_agent import DRIVER, NODE, claim
+from nonempty import nonempty
 
 from dra_driver.api.meta import PoolName
 from dra_driver.api.resource import RESOURCE_CLAIMS
@@ -260,7 +261,7 @@ def test_a_full_life() -> None:
 def test_every_effect_of_a_full_life_with_hardware(each: int) -> None:
     calm, expected = play(FULL_LIFE)
     points = [(at, after) for at in range(calm.disk.effects) for after in (False, True)]
-    for trouble_at, after in points[::each]:
+    for trouble_at, after in nonempty(points[::each]):
         world, answers = play(FULL_LIFE, trouble_at=trouble_at, after=after)
         assert answers == expected
         assert world.disk.trouble_at is None
@@ -271,7 +272,7 @@ def test_every_effect_of_a_full_life_with_hardware(each: int) -> None:
 def test_instances_that_are_made_again_are_known_whatever_happens_meanwhile() -> None:
     script: list[Call] = [("prepare", 2), ("lose", 0), ("prepare", 2), ("unprepare", 2)]
     calm, expected = play(script)
-    for trouble_at in range(calm.disk.effects):
+    for trouble_at in nonempty(range(calm.disk.effects)):
         for after, error in ((False, False), (True, False), (False, True)):
             world, answers = play(script, trouble_at=trouble_at, after=after, error=error)
             assert answers == expected

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from nonempty import nonempty
 
 ROOT = Path(__file__).resolve().parents[3]
 CHART = ROOT / "deploy" / "helm" / "dra-driver"
@@ -68,7 +69,7 @@ def named(objects: list[Object], kind: str, name: str) -> Object:
 
 
 def workloads(objects: list[Object]) -> list[Object]:
-    return [o for o in objects if o["kind"] in ("DaemonSet", "Deployment")]
+    return nonempty(o for o in objects if o["kind"] in ("DaemonSet", "Deployment"))
 
 
 def agent(objects: list[Object], name: str = "dra-driver-kubelet-plugin") -> tuple[Object, Object]:

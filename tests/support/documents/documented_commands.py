@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from nonempty import nonempty
 from paths import PROJECT
 
 __all__ = ["LANGUAGES", "SCRIPTS", "Block", "Command", "blocks", "commands", "fences", "pages"]
@@ -81,11 +82,11 @@ def fences() -> Iterator[Block]:
 
 def blocks() -> list[Block]:
     """Return every block of commands, but for the pages of which blocks run whole, as scripts."""
-    return [
+    return nonempty(
         block
         for block in fences()
         if block.language in ("sh", "console") and not block.page.startswith(SCRIPTS)
-    ]
+    )
 
 
 def commands(block: Block) -> Iterator[Command]:

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import structlog
 from forked import ForkedScript
+from nonempty import nonempty
 
 import dra_driver
 from dra_driver.cli.common import configure_logging
@@ -131,7 +132,7 @@ def test_every_flag_says_what_it_takes_and_what_it_does() -> None:
     for name, (module, _) in COMMANDS.items():
         parser = argparse.ArgumentParser()
         importlib.import_module(f"dra_driver.cli.{module}").add_arguments(parser)
-        for action in flags_of(parser):
+        for action in nonempty(flags_of(parser)):
             assert action.help, (name, action.option_strings)
             assert action.nargs == 0 or action.choices or action.metavar, (name, action.option_strings)
 

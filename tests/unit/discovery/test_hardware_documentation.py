@@ -11,6 +11,7 @@ import hardware_support as hw
 import msgspec
 import pytest
 import yaml
+from nonempty import nonempty
 from paths import PROJECT
 
 from dra_driver import cel
@@ -124,7 +125,7 @@ def test_the_installed_classes_tell_vendors_apart(
     everything: list[tuple[str, str, DiscoveredDevice]],
 ) -> None:
     file = DOCS.parent / "deploy/manifests/20-deviceclasses.yaml"
-    for document in yaml.safe_load_all(file.read_text()):
+    for document in nonempty(yaml.safe_load_all(file.read_text())):
         vendor = document["metadata"]["name"].partition(".gpu.")[0]
         selector = cel.compile_selector(document["spec"]["selectors"][0]["cel"]["expression"])
         if vendor in ("partition", "vf"):

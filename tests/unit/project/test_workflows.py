@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from nonempty import nonempty
 
 WORKFLOWS = sorted((Path(__file__).parents[3] / ".github" / "workflows").glob("*.yml"))
 
@@ -60,8 +61,8 @@ def test_workflows_have_bounds(workflow: Path) -> None:
 def test_scripts_get_values_by_their_environment(workflow: Path) -> None:
     """What stands in a script between ``${{`` and ``}}`` is code of whoever chose the value."""
     document: dict[str, Any] = yaml.safe_load(workflow.read_text(encoding="utf-8"))
-    for name, job in document["jobs"].items():
-        for step in job["steps"]:
+    for name, job in nonempty(document["jobs"].items()):
+        for step in nonempty(job["steps"]):
             assert "${{" not in step.get("run", ""), name
 
 
@@ -91,8 +92,8 @@ def test_a_step_that_fails_before_a_pipe_ends_the_release() -> None:
 
 def test_nothing_that_another_workflow_has_cached_is_released() -> None:
     release = yaml.safe_load((WORKFLOWS[0].parent / "release.yml").read_text(encoding="utf-8"))
-    for job in release["jobs"].values():
-        for step in job["steps"]:
+    for job in nonempty(release["jobs"].values()):
+        for step in nonempty(job["steps"]):
             assert "cache" not in step.get("with", {})
             if "actions/setup-node@" in step.get("uses", ""):
                 assert step["with"]["package-manager-cache"] is False

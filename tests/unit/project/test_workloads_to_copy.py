@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from nonempty import nonempty
 from paths import PROJECT
 
 FOLDER = PROJECT / "deploy" / "workloads"
@@ -17,7 +18,7 @@ FILES = sorted(FOLDER.glob("*/*.yaml"))
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
-    return [d for d in yaml.safe_load_all(path.read_text(encoding="utf-8")) if d]
+    return nonempty(d for d in yaml.safe_load_all(path.read_text(encoding="utf-8")) if d)
 
 
 def pod_specs(value: Any) -> Iterator[dict[str, Any]]:
@@ -33,7 +34,7 @@ def pod_specs(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def containers(path: Path) -> list[dict[str, Any]]:
-    return [c for d in documents(path) for spec in pod_specs(d) for c in spec["containers"]]
+    return nonempty(c for d in documents(path) for spec in pod_specs(d) for c in spec["containers"])
 
 
 def test_there_are_workloads() -> None:

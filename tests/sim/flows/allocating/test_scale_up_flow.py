@@ -10,6 +10,7 @@ from typing import Any
 
 import cluster_support as support
 import pytest
+from nonempty import nonempty
 
 from controller.allocate.decide import report_of
 from dra_driver.api.core import NAMESPACES, PODS
@@ -117,7 +118,7 @@ def test_a_group_runs_as_a_whole_on_nodes_that_are_added_for_it() -> None:
         await cluster.wait_for("all members to be reported", seen)
         for number in (1, 2):
             pods = (await cluster.api.list(PODS, "default")).items
-            assert not any(p.spec.node_name for p in pods)
+            assert not any(p.spec.node_name for p in nonempty(pods))
             await cluster.add_node(f"node{number}", NodeConfig("l4x4", labels={LABEL: "gpus"}))
             if number == 1:
                 await cluster.ready()

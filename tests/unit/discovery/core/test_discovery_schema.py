@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from nonempty import nonempty
 
 from dra_driver.discovery.core import links, schema
 from dra_driver.discovery.core.bus import pci
@@ -105,7 +106,7 @@ def test_no_backend_tells_more_than_the_api_takes(backend: str) -> None:
 
 
 def test_names_keep_the_limits_of_the_api() -> None:
-    for name in [s.name for s in schema.ATTRIBUTES] + [s.name for s in schema.CAPACITIES]:
+    for name in nonempty(s.name for s in (*schema.ATTRIBUTES, *schema.CAPACITIES)):
         domain, _, identifier = name.rpartition("/")
         assert identifier.isidentifier()
         assert len(identifier) <= 32

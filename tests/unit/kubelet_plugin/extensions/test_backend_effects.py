@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import pytest
 from crashing_stores import Disk
 from fake_client import FakeClient
+from nonempty import nonempty
 from npu_backend import Npu, given, node, run
 
 from dra_driver import sdk
@@ -356,11 +357,11 @@ def test_backends_that_could_not_be_told_apart_are_refused_at_the_start() -> Non
 
 def test_the_table_undoes_first_what_it_does_last() -> None:
     """Backends see devices that are whole: partitions made, drivers bound, no document that names them."""
-    for (_, event), step in TRANSITIONS.items():
-        if Effect.UNPREPARE_DEVICES in step.effects:
-            before = step.effects[: step.effects.index(Effect.UNPREPARE_DEVICES)]
-            assert set(before) == {Effect.REMOVE_SPEC, Effect.REMOVE_METADATA}
-        if Effect.PREPARE_DEVICES in step.effects:
-            after = step.effects[step.effects.index(Effect.PREPARE_DEVICES) + 1 :]
-            assert set(after) <= {Effect.WRITE_METADATA, Effect.WRITE_SPEC, Effect.VERIFY_SPEC}
-            assert event is not Event.RESTART
+    steps = [(event, step.effects) for (_, event), step in TRANSITIONS.items()]
+    for effects in nonempty(effects for _, effects in steps if Effect.UNPREPARE_DEVICES in effects):
+        before = effects[: effects.index(Effect.UNPREPARE_DEVICES)]
+        assert set(before) == {Effect.REMOVE_SPEC, Effect.REMOVE_METADATA}
+    for event, effects in nonempty((event, e) for event, e in steps if Effect.PREPARE_DEVICES in e):
+        after = effects[effects.index(Effect.PREPARE_DEVICES) + 1 :]
+        assert set(after) <= {Effect.WRITE_METADATA, Effect.WRITE_SPEC, Effect.VERIFY_SPEC}
+        assert event is not Event.RESTART

@@ -13,6 +13,7 @@ import re
 
 import pytest
 from documented_commands import LANGUAGES, Command, blocks, commands, fences
+from nonempty import nonempty
 from paths import PROJECT
 
 from dra_driver.cli.main import COMMANDS
@@ -34,14 +35,15 @@ def of(program: str) -> list[Command]:
 
 def test_every_block_says_what_it_holds() -> None:
     """A block without a language would be looked at by nobody."""
-    assert [str(block) for block in fences() if block.language not in LANGUAGES] == []
+    assert [str(block) for block in nonempty(fences()) if block.language not in LANGUAGES] == []
 
 
 def test_no_commands_hide_in_text() -> None:
     known = re.compile(
         r"^\s*(\$ |sudo |(\.venv/bin/)?(dra-driver|kubectl|helm|make|docker|minikube|pip) )", re.M
     )
-    assert [str(b) for b in fences() if b.language == "text" and known.search(b.text)] == []
+    texts = nonempty(b for b in fences() if b.language == "text")
+    assert [str(b) for b in texts if known.search(b.text)] == []
 
 
 def test_every_command_has_something_that_runs_it() -> None:
@@ -73,7 +75,7 @@ def test_the_targets_of_make_are_there() -> None:
 
 
 def test_the_tests_that_are_named_are_there() -> None:
-    for command in of("python"):
+    for command in nonempty(of("python")):
         assert command.words[1:3] == ("-m", "pytest"), command
         for word in command.words[3:]:
             path, _, name = word.partition("::")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from nonempty import nonempty
 
 from controller.allocate.preempting.rate import VictimRate
 from controller.allocate.preempting.rounds import TABLE, Effect, Event, State, step
@@ -13,15 +14,13 @@ ENDS = (Event.SERVED, Event.CHANGED, Event.GONE, Event.TIMED_OUT, Event.OTHER)
 
 
 def test_nobody_is_removed_before_the_decision_is_written_down_or_found_again() -> None:
-    for (state, event), (_, effects) in TABLE.items():
-        if Effect.REMOVE in effects:
-            assert (state, event) in ((State.RECORDING, Event.RECORDED), (State.FOUND, Event.SAME))
+    removing = {pair for pair, (_, effects) in TABLE.items() if Effect.REMOVE in effects}
+    assert removing == {(State.RECORDING, Event.RECORDED), (State.FOUND, Event.SAME)}
 
 
 def test_what_is_removed_for_a_pod_is_set_aside_for_it_first() -> None:
-    for _, effects in TABLE.values():
-        if Effect.REMOVE in effects:
-            assert effects.index(Effect.SET_ASIDE) < effects.index(Effect.REMOVE)
+    for effects in nonempty(effects for _, effects in TABLE.values() if Effect.REMOVE in effects):
+        assert effects.index(Effect.SET_ASIDE) < effects.index(Effect.REMOVE)
 
 
 @pytest.mark.long
