@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 TRUST_NOBODY := SSL_CERT_FILE=/dev/null
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-long lint lint-workflows fmt types proto proto-check crash-test fault-test stop-test attack bench compare e2e chart-test page-test manifests wheel image sbom release-dry-run docs constraints clean
+.PHONY: help venv demo test test-long test-nightly lint lint-workflows fmt types proto proto-check crash-test fault-test stop-test attack bench compare e2e chart-test page-test manifests wheel image sbom release-dry-run docs constraints clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -39,8 +39,14 @@ demo: $(STAMP) ## the main job on the embedded cluster: no root, no GPU, no clus
 test: $(STAMP) ## the tests (no root, no GPU, no cluster), on JOBS processors; ARGS goes to pytest
 	@$(TRUST_NOBODY) $(VENV_BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal $(ARGS)
 
-test-long: $(STAMP) ## the long tests: crashes, faults, attacks, crowds of connections, packages, all examples of properties; CI runs them as well
-	@HYPOTHESIS_PROFILE=thorough $(VENV_BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal -m long --ignore=tests/chart $(ARGS)
+# Those of the chart and of the page have targets of their own.
+LONG := HYPOTHESIS_PROFILE=thorough $(VENV_BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal --ignore=tests/chart
+
+test-long: $(STAMP) ## the long tests: crashes, faults, attacks, crowds of connections, all examples of properties; CI runs them as well
+	@$(LONG) --ignore=tests/unit/controller/web -m 'long and not nightly' $(ARGS)
+
+test-nightly: $(STAMP) ## the longest tests: searches over many cases, of which the long tests try a part
+	@$(LONG) -m nightly $(ARGS)
 
 lint: $(STAMP) proto-check ## ruff, mypy --strict (tests too), import-linter, drift of the generated stubs
 	@$(VENV_BIN)/ruff check .
@@ -118,7 +124,7 @@ $(AXE): tests/axe/package.json tests/axe/package-lock.json
 	@touch $@
 
 page-test: $(STAMP) $(AXE) ## the controller's page in Chromium: layouts, keyboard, links, and what axe-core finds
-	@$(VENV_BIN)/python -m pytest -m 'long or not long' tests/unit/controller/web tests/unit/controller/allocate/test_controller_page.py $(ARGS)
+	@$(VENV_BIN)/python -m pytest -m long tests/unit/controller/web $(ARGS)
 
 manifests: $(STAMP) $(HELM) ## makes deploy/manifests and docs/helm-values.md from the Helm chart
 	@$(VENV_BIN)/python deploy/helm/make_manifests.py --helm $(HELM)

@@ -46,6 +46,7 @@ def test_a_violation_is_found_beside_honest_pods(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.sim
 def test_attacks_are_played_and_measured(tmp_path: Path) -> None:
     for record in play(tmp_path, "alternatives-alike", "honest-looking", "pods-come-and-go").values():
@@ -53,6 +54,7 @@ def test_attacks_are_played_and_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.sim
 def test_violations_are_found(tmp_path: Path) -> None:
     for name, record in play(tmp_path, *FOUND).items():

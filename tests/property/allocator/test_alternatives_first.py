@@ -63,6 +63,7 @@ def test_no_later_alternative_than_necessary_and_then_the_least_unused(seed: int
 
 
 @pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(100, 120))
 def test_no_later_alternative_than_necessary_in_100_000_cases(seed: int) -> None:
     assert differences(seed, 5_000) == []

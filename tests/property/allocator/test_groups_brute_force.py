@@ -155,6 +155,7 @@ def test_a_group_is_served_where_that_is_possible_on_as_few_nodes_as_possible(se
 
 
 @pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(100, 110))
 def test_a_group_is_served_where_that_is_possible_in_20_000_cases(seed: int) -> None:
     assert differences(seed, 2_000) == []

@@ -104,7 +104,7 @@ def without(checks: Checks, freed: Iterable[int]) -> Snapshot:
     return base.with_allocated(type(base.allocated)().with_allocations(given))
 
 
-@pytest.mark.parametrize("part", parts(8))
+@pytest.mark.parametrize("part", parts(8, by_day=3))
 def test_the_fewest_freed_holders_are_the_fewest(part: int) -> None:
     tried = 0
     for seed in range(part * 15, part * 15 + 15):

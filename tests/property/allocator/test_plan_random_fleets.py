@@ -84,7 +84,7 @@ def cases(seeds: Iterable[int]) -> Iterator[tuple[int, Checks, Workload, Exhaust
         yield seed, Checks(cluster, lambda: 0.0, 60.0), workload, Exhaustive(cluster, workload)
 
 
-@pytest.mark.parametrize("part", parts(12))
+@pytest.mark.parametrize("part", parts(12, by_day=4))
 def test_the_fewest_freed_holders_are_the_fewest(part: int) -> None:
     tried = 0
     for seed, checks, workload, exhaustive in cases(range(part * 20, part * 20 + 20)):
@@ -121,7 +121,7 @@ def test_the_fewest_moves_are_the_fewest(part: int) -> None:
     assert tried
 
 
-@pytest.mark.parametrize("part", parts(20))
+@pytest.mark.parametrize("part", parts(20, by_day=6))
 def test_as_many_fit_as_are_counted(part: int) -> None:
     tried = 0
     for seed, checks, workload, exhaustive in cases(range(2000 + part * 6, 2000 + part * 6 + 6)):

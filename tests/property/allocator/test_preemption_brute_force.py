@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from allocator_world import allocated, claim, device, exactly, pool, snapshot
+from examples import parts
 from random_fleets import random_cluster, random_workload
 
 from dra_driver.api.meta import ObjectKey
@@ -201,12 +202,7 @@ def cases(seeds: Iterable[int]) -> Iterator[tuple[int, OccupiedCluster, Preempto
         yield seed, cluster, asked(random, random_workload(random, planned))
 
 
-def parts(number: int) -> list[Any]:
-    """The first part is played by default, the others in the long run."""
-    return [0, *(pytest.param(i, marks=pytest.mark.long) for i in range(1, number))]
-
-
-@pytest.mark.parametrize("part", parts(20))
+@pytest.mark.parametrize("part", parts(20, by_day=2))
 def test_no_other_removal_costs_less(part: int) -> None:
     number = 50 if part == 0 else 1_100
     removals = unproven = 0
@@ -318,7 +314,7 @@ class Counted:
         return min((ways.cost(some) for some in whole if self.fits(some)), default=None)
 
 
-@pytest.mark.parametrize("part", parts(10))
+@pytest.mark.parametrize("part", parts(10, by_day=3))
 def test_groups_make_room_at_the_least_cost_over_nodes(part: int) -> None:
     removals = 0
     for seed in range(part * 1_000, part * 1_000 + (30 if part == 0 else 1_000)):

@@ -103,7 +103,6 @@ def test_a_group_is_whole_or_holds_nothing(seed: int) -> None:
     play(seed)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(1000, 1500))
+@pytest.mark.parametrize("seed", share(range(1000, 1500), 0, by_day=100))
 def test_a_group_is_whole_or_holds_nothing_in_500_plays(seed: int) -> None:
     play(seed)

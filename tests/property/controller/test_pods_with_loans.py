@@ -9,6 +9,7 @@ import pytest
 import virtual_time
 from builders import request
 from controller_harness import NS, claim, controlling
+from examples import NIGHTLY
 from fake_client import FakeClient
 from lending_cluster import (
     BACK,
@@ -122,7 +123,8 @@ class SimulatedCluster:
 
 
 @pytest.mark.parametrize(
-    ("seed", "steps"), [(0, 12), *(pytest.param(seed, 40, marks=pytest.mark.long) for seed in range(100))]
+    ("seed", "steps"),
+    [(0, 12), *(pytest.param(seed, 40, marks=NIGHTLY[: 1 if seed < 40 else 2]) for seed in range(100))],
 )
 def test_no_device_is_allocated_twice_and_every_loan_ends(seed: int, steps: int) -> None:
     world = SimulatedCluster(seed)

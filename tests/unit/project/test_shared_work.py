@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from examples import one_of, seeds, share
+from examples import one_of, parts, seeds, share
 from once import once_in_a_run
 
 
@@ -48,6 +48,9 @@ def test_the_default_run_tries_some_and_the_long_tests_the_others(monkeypatch: p
         return [p.values[0] for p in parameters if pytest.mark.long not in p.marks]
 
     assert default(share("abcdef", 2)) == ["a", "b"]
+    assert [len(p.marks) for p in share("abcd", 1, by_day=3)] == [0, 1, 1, 2]
+    assert [len(p.marks) for p in share("abc", 0)] == [1, 1, 1]
+    assert [len(p.marks) for p in parts(3, by_day=2)] == [0, 1, 2]
     assert default(one_of(3, "abcdefg")) == ["a", "d", "g"]
     assert [p.values[0] for p in one_of(3, "abcd")] == list("abcd")
     assert default(seeds("DRA_SOME_SEEDS", 5, first=2)) == [0, 1]

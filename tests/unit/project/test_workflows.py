@@ -14,9 +14,8 @@ WORKFLOWS = sorted((Path(__file__).parents[3] / ".github" / "workflows").glob("*
 
 
 def test_there_are_workflows() -> None:
-    assert {"test.yml", "lint.yml", "chart.yml", "docs.yml", "e2e.yml", "release.yml"} <= {
-        w.name for w in WORKFLOWS
-    }
+    names = ("test", "lint", "chart", "docs", "e2e", "e2e-kind", "release")
+    assert {w.stem for w in WORKFLOWS} == set(names)
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda w: w.stem)
@@ -108,3 +107,14 @@ def test_the_release_runs_after_the_dry_run_of_its_files() -> None:
         (following,) = [name for name, job in jobs.items() if job.get("needs") == order[-1]]
         order.append(following)
     assert order == ["files", "image", "registry", "index", "page"]
+
+
+def test_ci_begins_with_what_is_quickest_and_runs_everything_that_a_change_must_pass() -> None:
+    script = (WORKFLOWS[0].parents[2] / ".ci" / "run").read_text(encoding="utf-8")
+    lines = re.findall(r"(?m)^make (?:--\S+ (?:\d+ )?)*(.+)$", script)
+    targets = [target for line in lines for target in line.split()]
+    assert targets[:3] == ["lint", "lint-workflows", "test"]
+    others = {"test-long", "page-test", "e2e", "docs", "chart-test", "release-dry-run"}
+    assert sorted(targets[3:]) == sorted(others)
+    makefile = (WORKFLOWS[0].parents[2] / "Makefile").read_text(encoding="utf-8")
+    assert set(targets) <= set(re.findall(r"(?m)^([\w-]+):", makefile))
