@@ -45,7 +45,7 @@ LONG := HYPOTHESIS_PROFILE=thorough $(VENV_BIN)/python -m pytest --numprocesses 
 test-long: $(STAMP) ## the long tests: crashes, faults, attacks, crowds of connections, all examples of properties; CI runs them as well
 	@$(LONG) --ignore=tests/unit/controller/web -m 'long and not nightly' $(ARGS)
 
-test-nightly: $(STAMP) ## the longest tests: searches over many cases, of which the long tests try a part
+test-nightly: $(STAMP) ## the longest tests: searches over many cases, of which the long tests try a part; CI runs them every night
 	@$(LONG) -m nightly $(ARGS)
 
 lint: $(STAMP) proto-check ## ruff, mypy --strict (tests too), import-linter, drift of the generated stubs

@@ -14,7 +14,7 @@ WORKFLOWS = sorted((Path(__file__).parents[3] / ".github" / "workflows").glob("*
 
 
 def test_there_are_workflows() -> None:
-    names = ("test", "lint", "chart", "docs", "e2e", "e2e-kind", "release")
+    names = ("test", "lint", "chart", "docs", "e2e", "e2e-kind", "nightly", "release")
     assert {w.stem for w in WORKFLOWS} == set(names)
 
 
@@ -49,7 +49,7 @@ def test_workflows_have_bounds(workflow: Path) -> None:
     assert document["permissions"] == {"contents": "read"}
     assert document["concurrency"]["cancel-in-progress"] is (workflow.stem != "release")
     for name, job in document["jobs"].items():
-        assert job["timeout-minutes"] <= 45, name
+        assert job["timeout-minutes"] <= (180 if workflow.stem == "nightly" else 45), name
         assert job.get("permissions") == RIGHTS.get((workflow.stem, name)), name
         for step in job["steps"]:
             if "actions/checkout@" in step.get("uses", ""):
@@ -107,6 +107,29 @@ def test_the_release_runs_after_the_dry_run_of_its_files() -> None:
         (following,) = [name for name, job in jobs.items() if job.get("needs") == order[-1]]
         order.append(following)
     assert order == ["files", "image", "registry", "index", "page"]
+
+
+def test_what_is_too_long_for_every_change_runs_every_night_and_leaves_its_logs() -> None:
+    nightly = yaml.safe_load((WORKFLOWS[0].parent / "nightly.yml").read_text(encoding="utf-8"))
+    assert set(nightly[True]) == {"schedule", "workflow_dispatch"}
+    tests: dict[str, Any] = nightly["jobs"]["tests"]
+    assert tests["strategy"]["matrix"]["include"] == [
+        {"target": "test-nightly"},
+        {"target": "crash-test"},
+        {"target": "fault-test"},
+        {"target": "fault-test", "lending": "on"},
+        {"target": "fault-test", "preemption": "on"},
+        {"target": "attack"},
+    ]
+    (made,) = [s for s in tests["steps"] if s.get("run", "").startswith("make ")]
+    names = {"TARGET": "target", "LENDING": "lending", "PREEMPTION": "preemption"}
+    assert made["env"] == {name: f"${{{{ matrix.{key} }}}}" for name, key in names.items()}
+    # A step that fails before a pipe fails the job.
+    assert nightly["defaults"]["run"]["shell"] == "bash"
+    for job in nonempty(nightly["jobs"].values()):
+        last = job["steps"][-1]
+        assert last["uses"].startswith("actions/upload-artifact@")
+        assert last["if"] == "failure()"
 
 
 def test_ci_begins_with_what_is_quickest_and_runs_everything_that_a_change_must_pass() -> None:
