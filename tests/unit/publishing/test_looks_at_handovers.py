@@ -109,6 +109,24 @@ def test_what_was_found_at_the_start_is_blocked_at_once() -> None:
     assert (pool, effects) == (Handover(S.DRAINING, 1.0), (F.BLOCK,))
 
 
+@pytest.mark.parametrize(("record", "state"), [(R.SCHEDULER, S.SCHEDULER), (R.DRAINING, S.TAINTING)])
+@pytest.mark.parametrize("before", [S.UNKNOWN, S.CONTROLLER])
+def test_a_note_that_the_pool_is_not_ours_blocks_it_before_any_look(
+    before: HandoverState, record: AllocatorRecord, state: HandoverState
+) -> None:
+    assert recorded(Handover(before), record, 1.0) == (Handover(state), (F.BLOCK,))
+
+
+def test_a_pool_without_a_note_is_ours_at_once_only_where_kube_scheduler_cannot_have_allocated() -> None:
+    for seen in (TAINTED, ()):
+        assert look(Handover(), facts(R.NONE, 1.0, slices=seen)) == (Handover(S.CONTROLLER), (), 0.0)
+    pool, effects, _ = look(Handover(), facts(R.NONE, 1.0, slices=UNTAINTED))
+    assert (pool, effects) == (Handover(S.NOTING), (F.BLOCK,))
+    pool, effects, _ = look(Handover(), facts(R.NONE, 1.0, slices=(), refused=True))
+    assert (pool, effects) == (Handover(S.SCHEDULER), (F.BLOCK,))
+    assert look(Handover(), facts(R.CONTROLLER, 1.0)) == (Handover(S.CONTROLLER), (), 0.0)
+
+
 def test_a_pool_whose_inventory_is_deleted_on_the_way_is_noted_anew() -> None:
     assert deleted(Handover(S.DRAINING, 100.0), 101.0) == (Handover(S.NOTING), ())
     assert deleted(Handover(S.SCHEDULER), 101.0) == (Handover(), (F.UNBLOCK,))
