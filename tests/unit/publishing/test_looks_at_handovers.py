@@ -132,6 +132,49 @@ def test_a_pool_whose_inventory_is_deleted_on_the_way_is_noted_anew() -> None:
     assert deleted(Handover(S.SCHEDULER), 101.0) == (Handover(), (F.UNBLOCK,))
 
 
+@pytest.mark.parametrize(
+    ("state", "seen"),
+    [
+        (S.NOTING, {"record": R.SCHEDULER, "slices": UNTAINTED}),
+        (S.TAINTING, {"record": R.DRAINING, "slices": UNTAINTED}),
+        (S.DRAINING, {"record": R.DRAINING}),
+        (S.GRANTED, {"record": R.DRAINING}),
+    ],
+)
+def test_a_pool_on_its_way_to_us_goes_back_at_once_and_begins_anew_without_its_note(
+    state: HandoverState, seen: dict[str, Any]
+) -> None:
+    """The controller has decided nothing yet."""
+    pool = Handover(state, 1.0 if state.timed else 0.0)
+    assert look(pool, facts(**{"now": 2.0, **seen}))[0].state is state
+    back = facts(**{"now": 2.0, "wanted": PoolAllocator.SCHEDULER, **seen})
+    assert look(pool, back) == (Handover(S.SCHEDULER), (), 0.0)
+    assert deleted(pool, 2.0) == (Handover(S.NOTING), ())
+    for record in (R.NONE, R.SCHEDULER):
+        assert recorded(pool, record, 2.0) == (Handover(S.NOTING), ())
+
+
+def test_a_pool_that_loses_its_taint_before_it_is_ours_is_drained_again() -> None:
+    pool, effects, _ = look(Handover(S.GRANTED), facts(R.DRAINING, 1.0, slices=UNTAINTED))
+    assert (pool, effects) == (Handover(S.TAINTING), ())
+
+
+def test_what_others_have_noted_ends_the_way_back_to_kube_scheduler() -> None:
+    """A node agent that takes the pool over, or the controller after this one."""
+    pool = Handover(S.YIELDING, 1.0)
+    assert recorded(pool, R.SCHEDULER, 2.0) == (Handover(S.SCHEDULER), ())
+    assert recorded(pool, R.DRAINING, 2.0) == (Handover(S.TAINTING), ())
+    assert recorded(pool, R.CONTROLLER, 2.0) == (pool, ())
+    assert deleted(pool, 2.0) == (Handover(), (F.UNBLOCK,))
+    assert deleted(Handover(S.CONTROLLER), 2.0) == (Handover(), ())
+
+
+def test_a_pool_without_devices_is_drained_as_well() -> None:
+    """Those that kube-scheduler has decided on may just have gone."""
+    pool, _, again = look(Handover(S.TAINTING), facts(R.DRAINING, 100.0, slices=()))
+    assert (pool, again) == (Handover(S.DRAINING, 100.0), DRAIN)
+
+
 def test_a_refusal_counts_only_where_the_controller_is_wanted() -> None:
     sly = facts(R.SCHEDULER, 1.0, slices=UNTAINTED, refused=True)
     assert look(Handover(S.SCHEDULER), sly)[0].state is S.SCHEDULER

@@ -1,6 +1,7 @@
 """Devices are taken from the decision until the informer shows the allocation, without a gap."""
 
 import asyncio
+from collections.abc import Callable
 
 import msgspec
 from builders import DRIVER, allocation, claim, result
@@ -13,7 +14,7 @@ from controller.allocate.signal import Signal
 from controller.allocate.state.assume_cache import AssumeCache
 from controller.allocate.state.pool_states import PoolStates
 from dra_driver.api import codec
-from dra_driver.api.meta import ObjectKey, PoolName
+from dra_driver.api.meta import ObjectKey, PoolName, Uid
 from dra_driver.api.resource import RESOURCE_CLAIMS, AllocationResult, ResourceClaim
 from dra_driver.kube import Informer
 from dra_driver.ownership import PoolID
@@ -79,6 +80,81 @@ def test_what_is_assumed_stays_taken_through_the_write_and_is_free_after_the_rel
         assert taken == [False, True, False, True, True, True]
 
     asyncio.run(scenario())
+
+
+def version_of(claim_: ResourceClaim, version: str, uid: str = "") -> ResourceClaim:
+    meta = msgspec.structs.replace(
+        claim_.metadata, resource_version=version, uid=Uid(uid or claim_.metadata.uid)
+    )
+    return msgspec.structs.replace(claim_, metadata=meta)
+
+
+def with_cache(scenario: Callable[[AssumeCache, Journal, ResourceClaim], None]) -> None:
+    """Play with a cache that has seen one claim."""
+
+    async def main() -> None:
+        cluster = FakeClient()
+        cluster.put(RESOURCE_CLAIMS, claim("c"))
+        informer, journal = Informer(cluster, RESOURCE_CLAIMS), Journal()
+        cache = AssumeCache(informer, journal, Signal())
+        task = asyncio.create_task(informer.run())
+        await asyncio.wait_for(informer.synced.wait(), 60)
+        found = cache.get(KEY)
+        assert found is not None
+        scenario(cache, journal, version_of(found, found.metadata.resource_version))
+        task.cancel()
+
+    asyncio.run(main())
+
+
+def test_a_claim_is_known_that_is_seen_as_it_is_or_later() -> None:
+    """A pool is drained when every claim that the API server has is known: not one too early."""
+
+    def scenario(cache: AssumeCache, _: Journal, found: ResourceClaim) -> None:
+        now = int(found.metadata.resource_version)
+        assert cache.knows(found)
+        assert cache.knows(version_of(found, str(now - 1)))
+        assert not cache.knows(version_of(found, str(now + 1)))
+        assert not cache.knows(version_of(found, str(now), uid="another"))
+        unknown = codec.convert(ResourceClaim, claim("unknown"))
+        assert not cache.knows(version_of(unknown, "1"))
+
+    with_cache(scenario)
+
+
+def test_the_answer_to_a_write_counts_unless_the_informer_shows_something_newer_or_another() -> None:
+    def scenario(cache: AssumeCache, _: Journal, found: ResourceClaim) -> None:
+        now = int(found.metadata.resource_version)
+        later = as_written(found)
+        for other in (version_of(later, str(now - 1)), version_of(later, str(now + 1), uid="another")):
+            cache.note(other)
+            assert cache.get(KEY) == found
+        cache.note(
+            version_of(
+                codec.convert(ResourceClaim, claim("gone", status=allocation(result("n1", "gpu-1")))), "9"
+            )
+        )
+        assert cache.taken(POOL).devices == {}, "a claim that has gone takes nothing"
+        cache.note(later)
+        assert cache.get(KEY) == later
+
+    with_cache(scenario)
+
+
+def test_a_pool_is_decided_on_while_an_answer_is_awaited_that_does_not_know_its_last_change() -> None:
+    def scenario(cache: AssumeCache, journal: Journal, found: ResourceClaim) -> None:
+        assert not cache.assumed_in(POOL)
+        with journal.freshness.awaiting(journal.version):
+            journal.apply(PoolChanged(POOL, True, PoolPolicy()))
+            assert cache.assumed_in(POOL)
+        assert not cache.assumed_in(POOL)
+        cache.assume(found, ALLOCATION)
+        assert cache.assumed_in(POOL)
+        assert cache.being_written(POOL) == {"gpu-0"}
+        cache.release(found)
+        assert cache.being_written(POOL) == set()
+
+    with_cache(scenario)
 
 
 def test_each_change_of_what_the_allocator_must_know_about_a_pool_is_reported_once() -> None:
