@@ -74,6 +74,17 @@ def test_slices_are_written_only_where_it_is_known_what_there_is_and_noted_after
         assert set(effects) <= {EpochEffect.FORGET_ATTEMPT}
 
 
+def test_what_was_begun_counts_no_more_when_slices_may_be_there_or_gone_unseen() -> None:
+    """Else a slice would be created a second time, after the kubelet has deleted it for a dead plugin."""
+    forgets = {p for p, move in EPOCH_TRANSITIONS.items() if EpochEffect.FORGET_ATTEMPT in move.effects}
+    assert forgets == {
+        (EpochState.BEGUN, EpochEvent.UNANSWERED),
+        (EpochState.BEGUN, EpochEvent.SLICE_DELETED),
+        (EpochState.PUBLISHED, EpochEvent.SLICE_DELETED),
+        *((state, EpochEvent.INVENTORY_DELETED) for state in EpochState),
+    }
+
+
 @pytest.mark.parametrize("state", [EpochState.UNPUBLISHED, EpochState.VANISHED])
 @pytest.mark.parametrize("event", [EpochEvent.LOOK, EpochEvent.LOOK_UNREGISTERED])
 def test_what_is_gone_stays_away_until_the_plugin_asks(state: EpochState, event: EpochEvent) -> None:
