@@ -20,7 +20,6 @@ from dra_driver.errors import ConfigurationError, DraError
 from dra_driver.hardware import GpuInstance
 from dra_driver.kube import KubeApi, SystemClock
 from dra_driver.ports import Clock, DeviceBackend, KubeClient
-from dra_driver.preparation import PreparedClaim, Verdict
 from kubelet_plugin.claims.cdi_directory import CdiDirectory
 from kubelet_plugin.claims.checkpoint_file import CheckpointFile
 from kubelet_plugin.claims.host_files import HostFiles
@@ -51,8 +50,7 @@ from kubelet_plugin.grpc import services
 from kubelet_plugin.grpc.sockets import SocketServer
 from kubelet_plugin.health.memory import HealthFile
 from kubelet_plugin.telemetry.observation import Observation
-from kubelet_plugin.usage.pod_resources import PodResources
-from kubelet_plugin.usage.processes import Processes
+from kubelet_plugin.usage import claim_use
 
 __all__ = ["Plugin", "open_backends", "run"]
 
@@ -144,6 +142,13 @@ class Plugin:
         self._table = self._new_table(backends)
         self._setup.hardware.calls.found_by = self._table.control_of
         self._setup.hardware.calls.is_found = self._table.is_found
+        self._use = claim_use.set_up(
+            configuration,
+            clock=self._clock,
+            records=lambda: self._reservations.records,
+            executor=self._io,
+            report=self.notices.report,
+        )
         self._preparer = self._new_preparer(timing)
         self._calls = services.Calls(self._preparer, observe=self._observe)
         self._dra = SocketServer(configuration.dra_socket)
@@ -163,9 +168,7 @@ class Plugin:
         self._activity = ActivityWatch(
             self._clock, threshold=configuration.busy_percent / 100, seconds=configuration.busy_seconds
         )
-        self._kubelet = PodResources(configuration.pod_resources_socket, configuration.driver_name)
         self._keeper = self._new_keeper(settle_seconds)
-        self._processes = Processes(configuration.procfs_root)
         self._reconciler = self._new_reconciler(intervals)
         self._leftovers = Leftovers(
             preparer=self._preparer,
@@ -227,7 +230,8 @@ class Plugin:
             ),
             passthrough=settings.passthrough_policy,
             complete=self._table.complete.is_set,
-            in_use=self._in_use,
+            in_use=self._use.of_reallocated,
+            use=self._use,
             report=self.notices.report,
         )
 
@@ -265,6 +269,7 @@ class Plugin:
             publisher=publisher,
             settle_seconds=settle_seconds,
             activity=self._activity,
+            use=self._use,
             clock=self._clock,
         )
 
@@ -273,7 +278,7 @@ class Plugin:
         if settings.beside_other_driver == PUBLISH:
             return None
         driver = DriverName(settings.driver_name)
-        return OtherDrivers(self._client, driver, settings.node_name, self._kubelet.list)
+        return OtherDrivers(self._client, driver, settings.node_name, self._use.list)
 
     def _new_reconciler(self, intervals: Intervals | None) -> Reconciler:
         return Reconciler(
@@ -284,10 +289,7 @@ class Plugin:
             driver=self._configuration.driver_name,
             pool=self._pool,
             live=lambda: self._state.live and self._instances.leads(),
-            kubelet=self._kubelet.list,
-            processes=lambda nodes, claims: asyncio.get_running_loop().run_in_executor(
-                self._io, self._processes.look, nodes, claims
-            ),
+            use=self._use,
             intervals=intervals,
             report=self.notices.report,
         )
@@ -303,9 +305,8 @@ class Plugin:
             client=self._client,
             backends=backends,
             clock=self._clock,
-            kubelet=self._kubelet.list,
+            use=self._use,
             reconciled=lambda: self._reconciler.unprepared,
-            kept=lambda: self._reconciler.kept,
             unmanaged=lambda: self._leftovers.unmanaged,
             findings=lambda: self.notices.counts,
         )
@@ -348,9 +349,6 @@ class Plugin:
         file = self._configuration.state / RELEASE_FILE
         why = f"an administrator has them released ({file})" if held else ""
         self._setup.hardware.calls.released = self._effects.released = why
-
-    async def _in_use(self, record: PreparedClaim) -> Verdict:
-        return await self._reconciler.use_of(record)
 
     def _observe(self, operation: str, result: str, seconds: float) -> None:
         self.observation.call(operation, result, seconds)

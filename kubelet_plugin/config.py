@@ -86,6 +86,7 @@ class Configuration:
         state_dir: where the checkpoint is; if None, beside the socket.
         backends: ``NAME[=ARG]``; if empty, every built-in backend that finds its hardware.
         procfs_root: where procfs is; the boot ID is read there, and which processes have devices open.
+        cgroup_root: where the host's cgroup file system is; which pods have processes is read there.
         instance_id: makes the sockets of two plugins of one driver on one node different, for updates without
             a gap; the pod's UID. If empty, there is one plugin at a time.
         rescan_seconds: time between two looks at the hardware.
@@ -127,6 +128,7 @@ class Configuration:
     sysfs_root: Path = Path("/sys")
     dev_root: Path = Path("/dev")
     procfs_root: Path = Path("/proc")
+    cgroup_root: Path = Path("/sys/fs/cgroup")
     instance_id: str = ""
     rescan_seconds: float = 60.0
     scan_deadline: float = 60.0

@@ -10,6 +10,7 @@ __all__ = [
     "ALLOCATOR_LABEL",
     "CANNOT_ALLOCATE",
     "CLAIM_FINALIZER",
+    "CLAIM_GONE_IN_USE",
     "CONTROLLER_FIELD_MANAGER",
     "CONTROLLER_TAINT",
     "COUNTERS_ANNOTATION",
@@ -141,6 +142,9 @@ LISTS_GATE: Final = "DRAListTypeAttributes"
 
 # Device attribute of ours, in the domain of the driver: a claim may have it as a bare PCI function.
 PASSTHROUGH: Final = "passthrough"
+
+# Reason of an entry of a device's health: it stays with a claim that is gone, whose pods may still use it.
+CLAIM_GONE_IN_USE: Final = "ClaimGoneInUse"
 
 PLUGIN_FIELD_MANAGER: Final = "dra-driver-kubelet-plugin"
 CONTROLLER_FIELD_MANAGER: Final = "dra-driver-controller"

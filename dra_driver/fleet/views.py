@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from dra_driver.api.meta import ObjectKey
+from dra_driver.api.names import CLAIM_GONE_IN_USE
 from dra_driver.api.own.inventory import DeviceInventory
 from dra_driver.api.resource import Device, DeviceAttribute, ResourceClaim, ResourceSlice
 from dra_driver.ownership import PoolID, newest_generation
@@ -22,6 +23,9 @@ STATES: Final = ("unhealthy", "shared", "allocated", "blocked", "free")
 left for it, because other partitions of the GPU, or the whole of it, are allocated."""
 SEVERITIES: Final = ("info", "degraded", "failed")
 """Severities of what is wrong with a device, the worst last."""
+
+# Of devices that stay with claims that are gone, those that are named.
+_MOST_KEPT: Final = 4
 
 
 class Holder(msgspec.Struct, frozen=True, rename="camel"):
@@ -74,7 +78,8 @@ class PoolView(msgspec.Struct, frozen=True, rename="camel"):
 
     Attributes:
         node: Node that the devices are on; the pool's name if they are not tied to one.
-        notes: conditions of the pool's publication that are not as they should be.
+        notes: conditions of the pool's publication that are not as they should be, and devices that stay with
+            claims that are gone.
     """
 
     driver: str
@@ -208,4 +213,13 @@ def _notes(inventory: DeviceInventory | None) -> tuple[str, ...]:
     ]
     if not inventory.status.registration.registered:
         notes.append("the kubelet does not know the node's plugin")
+    kept = [
+        f"{d.name}: {h.message}"
+        for d in inventory.spec.devices
+        for h in d.health
+        if h.reason == CLAIM_GONE_IN_USE
+    ]
+    notes += kept[:_MOST_KEPT]
+    if len(kept) > _MOST_KEPT:
+        notes.append(f"{len(kept) - _MOST_KEPT} more devices stay with claims that are gone")
     return tuple(notes)

@@ -49,6 +49,7 @@ from dra_driver.preparation.usage import (
     cdi_ids,
     exclusive_nodes,
     judge,
+    judge_unprepare,
 )
 
 __all__ = [
@@ -94,6 +95,7 @@ __all__ = [
     "exclusive_nodes",
     "gathered",
     "judge",
+    "judge_unprepare",
     "metadata_files",
     "named_on_host",
     "plan",

@@ -1,8 +1,9 @@
-"""Whether containers may still use the devices of a claim that the API server does not have any more.
+"""Whether containers may still use the devices of a claim that is gone, or that the kubelet unprepares.
 
-Two witnesses are heard: the kubelet, which lists what its pods have, and the processes of the node. Either
-may be missing. The kubelet does not list a pod whose object was deleted by force while its containers are
-being stopped; a process that does not end (in the kernel, for example) is seen in procfs only.
+Devices become free on proof only: no pod that had them has processes, by the node's cgroups or its procfs.
+That the kubelet does not list a pod proves nothing. It forgets a pod at once that was deleted by force, and
+unprepares its claims within a minute, while the containers have their whole grace period. A process that does
+not end (in the kernel, for example) outlives that too, and one without work keeps the device open.
 """
 
 from __future__ import annotations
@@ -16,7 +17,16 @@ from dra_driver import cdi
 from dra_driver.api.meta import Uid
 from dra_driver.preparation.claim import PreparedClaim, PreparedDevice
 
-__all__ = ["NodeProcess", "ProcessView", "Use", "Verdict", "cdi_ids", "exclusive_nodes", "judge"]
+__all__ = [
+    "NodeProcess",
+    "ProcessView",
+    "Use",
+    "Verdict",
+    "cdi_ids",
+    "exclusive_nodes",
+    "judge",
+    "judge_unprepare",
+]
 
 _MOST_NAMED: Final = 3
 
@@ -26,7 +36,7 @@ class Use(enum.Enum):
 
     FREE = "no container uses them"
     IN_USE = "a container has them, or may open them"
-    UNKNOWN = "neither the kubelet nor procfs could be asked"
+    UNKNOWN = "nothing proves that no container has them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +45,10 @@ class Verdict:
 
     use: Use
     why: str = ""
+
+
+_NOT_SEEN: Final = Verdict(Use.UNKNOWN, "the processes of the node's pods cannot be seen from here")
+_PODS_UNKNOWN: Final = Verdict(Use.UNKNOWN, "not all pods that may have it are known")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +67,19 @@ class NodeProcess:
 
 @dataclass(frozen=True, slots=True)
 class ProcessView:
-    """What procfs shows of the node's pods.
+    """What is seen of the processes of the node's pods.
 
     Attributes:
-        pods: a few processes of each pod, by its UID.
+        pods: a few processes of each pod, by its UID, from procfs.
         open: processes that have a device node open, by the path of the node in their container.
         complete: whether the open files of every process of a pod could be read.
+        cgroups: of pods that were asked for and have processes, the path of the cgroup.
     """
 
     pods: Mapping[Uid, tuple[NodeProcess, ...]] = field(default_factory=dict)
     open: Mapping[str, tuple[NodeProcess, ...]] = field(default_factory=dict)
     complete: bool = True
+    cgroups: Mapping[Uid, str] = field(default_factory=dict)
 
 
 def cdi_ids(record: PreparedClaim) -> frozenset[str]:
@@ -90,41 +106,91 @@ def judge(
     view: ProcessView | None,
     others: Iterable[PreparedClaim] = (),
 ) -> Verdict:
-    """Return whether containers may still use a claim's devices.
+    """Return whether containers may still use the devices of a claim that is gone.
 
     Args:
         record: of the claim.
         listed: whether the kubelet lists a pod that has it; None where it cannot be asked.
-        view: what procfs shows; None where the processes of pods cannot be seen.
+        view: what is seen of the node's pods; None where their processes cannot be seen.
         others: records of other claims: their pods may have the same nodes open.
     """
     if listed:
         return Verdict(Use.IN_USE, "the kubelet still lists a pod that has it")
-    pods = {pod.uid for pod in record.pods}
-    if view is not None:
-        alive = [p for uid in sorted(pods) for p in view.pods.get(uid, ())]
-        if alive:
-            return Verdict(Use.IN_USE, f"its pod still has processes (PID {_named(alive)})")
-        others_pods = {pod.uid for other in others if other.uid != record.uid for pod in other.pods}
-        for node in sorted(exclusive_nodes(record)):
-            users = [p for p in view.open.get(node, ()) if _is_user(p, record, others_pods)]
-            if users:
-                return Verdict(Use.IN_USE, f"processes of a pod have {node} open (PID {_named(users)})")
-    # Of a claim that was made for one pod, it is enough that this pod has no process.
-    if listed is False or (view is not None and (view.complete or record.is_for_one_pod)):
+    if view is None:
+        return _NOT_SEEN
+    if users := _users(record, view, others):
+        return Verdict(Use.IN_USE, users)
+    # Of a claim that was made for one pod, it is enough that this pod has no process. Of others the pods that
+    # are known have none; a pod that is still active and unknown is listed.
+    if view.complete or record.is_for_one_pod or (record.pods and listed is False):
         return Verdict(Use.FREE)
-    return Verdict(
-        Use.UNKNOWN, "neither the kubelet's list of pods nor the node's processes can be seen from here"
-    )
+    return _PODS_UNKNOWN
 
 
-def _is_user(process: NodeProcess, record: PreparedClaim, others_pods: set[Uid]) -> bool:
-    """Return whether a process that has a node of the claim's device open got it from the claim.
+def judge_unprepare(
+    record: PreparedClaim,
+    *,
+    listed: bool | None,
+    view: ProcessView | None,
+    others: Iterable[PreparedClaim] = (),
+) -> Verdict:
+    """Return whether containers may still use the devices of a claim that the kubelet unprepares.
+
+    The kubelet does so after it has stopped the containers, while it still lists the pod. But of a pod that
+    was deleted by force it also does so within a minute, whatever its containers do.
+
+    Args:
+        record: of the claim.
+        listed: whether the kubelet lists a pod that has it; False only if it did before; None where that is
+            not known.
+        view: see ``judge``.
+        others: see ``judge``.
+    """
+    if view is not None and (users := _users(record, view, others, sure=True)):
+        return Verdict(Use.IN_USE, users)
+    if listed is not False:
+        return Verdict(Use.FREE)
+    if view is None:
+        return _NOT_SEEN
+    if view.complete or record.pods:
+        return Verdict(Use.FREE)
+    return _PODS_UNKNOWN
+
+
+def _users(
+    record: PreparedClaim, view: ProcessView, others: Iterable[PreparedClaim], *, sure: bool = False
+) -> str:
+    """Return what is seen to use a claim's devices, as a clause; empty if nothing is.
+
+    Args:
+        record: of the claim.
+        view: what is seen.
+        others: records of other claims.
+        sure: leave out processes that may be of monitoring: no pod may be kept from ending because of those.
+    """
+    pods = {pod.uid for pod in record.pods}
+    alive = [p for uid in sorted(pods) for p in view.pods.get(uid, ())]
+    if alive:
+        return f"its pod still has processes (PID {_named(alive)})"
+    for uid in sorted(pods):
+        if uid in view.cgroups:
+            return f"its pod still has processes (cgroup {view.cgroups[uid]})"
+    others_pods = {pod.uid for other in others if other.uid != record.uid for pod in other.pods}
+    for node in sorted(exclusive_nodes(record)):
+        opened = view.open.get(node, ())
+        users = [
+            p for p in opened if record.uid in p.claims or (not sure and _may_use(p, record, others_pods))
+        ]
+        if users:
+            return f"processes of a pod have {node} open (PID {_named(users)})"
+    return ""
+
+
+def _may_use(process: NodeProcess, record: PreparedClaim, others_pods: set[Uid]) -> bool:
+    """Return whether a process that has a node of the claim's device open may have got it from the claim.
 
     Monitoring has nodes of all devices open, for ever: a claim must not be kept for it.
     """
-    if record.uid in process.claims:
-        return True
     if process.pod in others_pods or record.is_for_one_pod:
         return False
     return not any(_has_own_files(device, record.uid) for device in record.devices)

@@ -52,6 +52,7 @@ from kubelet_plugin.claims.upkeep import Upkeep
 from kubelet_plugin.extensions.effects import BackendEffects
 from kubelet_plugin.gpu.hardware import Hardware
 from kubelet_plugin.gpu.no_hardware import NoHardware
+from kubelet_plugin.usage.claim_use import ClaimUse
 
 __all__ = ["Preparer"]
 
@@ -82,6 +83,7 @@ class Preparer:
         complete: whether ``devices`` is all there is, so that what is not in it is not on the node.
         in_use: asks whether containers may still use what a claim was given before it was allocated anew;
             defaults to none doing so.
+        use: what keeps claims prepared that containers may use; defaults to nothing.
         report: called with the kind (see ``notices``) and the text of what is found.
     """
 
@@ -105,9 +107,11 @@ class Preparer:
         passthrough: PassthroughPolicy | None = None,
         complete: Callable[[], bool] = lambda: True,
         in_use: InUse = nothing_is_used,
+        use: ClaimUse | None = None,
         report: Callable[[str, str], None] = lambda *_: None,
     ) -> None:
         self._driver = driver
+        self._use = use
         self._specs = specs
         self.intact = True
         self._in_use = in_use
@@ -313,6 +317,8 @@ class Preparer:
         deadline = self._now() + self._timing.budget
         async with self._reservations.claim(uid, deadline) as locked:
             if (devices := await self._answer_again(locked, reference, deadline)) is not None:
+                if self._use is not None:
+                    self._use.release(uid)  # a pod has it again
                 return devices
             # Outside of a transaction: the API server is waited for, and another instance may act meanwhile.
             planned = await self._planner.plan(reference, uid, deadline)
@@ -322,7 +328,7 @@ class Preparer:
         """Undo prepare, without the API server; a claim that is not known is a success.
 
         Raises:
-            PrepareError: another call for the claim does not end.
+            PrepareError: another call for the claim does not end, or containers may use its devices.
             OSError: a file cannot be removed or the checkpoint cannot be written; the claim stays prepared.
         """
         try:
@@ -331,16 +337,29 @@ class Preparer:
             log.warning("unprepare of what cannot have been prepared", error=str(e))
             return
         deadline = self._now() + self._timing.budget
-        async with (
-            self._reservations.claim(uid, deadline) as locked,
-            locked.transaction(deadline) as claim,
-        ):
-            if claim.record is not None and self._reservations.is_outdated(claim.record):
-                # It could not be ended at the start. What it had is to be undone as after a reboot.
-                await self._upkeep.end(claim, claim.record)
-            await self._give_back(claim, claim.record, Event.UNPREPARE)
+        async with self._reservations.claim(uid, deadline) as locked:
+            await self._check_use(locked, deadline)
+            async with locked.transaction(deadline) as claim:
+                if claim.record is not None and self._reservations.is_outdated(claim.record):
+                    # It could not be ended at the start. What it had is to be undone as after a reboot.
+                    await self._upkeep.end(claim, claim.record)
+                await self._give_back(claim, claim.record, Event.UNPREPARE)
+        if self._use is not None:
+            self._use.unprepared(uid)
 
     # --- inside ---------------------------------------------------------------------------------------------
+
+    async def _check_use(self, locked: LockedClaim, deadline: float) -> None:
+        """Refuse to unprepare a claim that containers may use; of what was never finished there are none."""
+        if self._use is None:
+            return
+        # The node is looked at outside of a transaction: that takes its time, and other claims go on.
+        async with locked.transaction(deadline) as claim:
+            record = claim.record
+        if record is None or record.standing is not ClaimState.COMPLETED:
+            return
+        if not self._reservations.is_outdated(record):
+            await self._use.check_unprepare(record)
 
     async def _answer_again(
         self, locked: LockedClaim, reference: ClaimReference, deadline: float

@@ -3,14 +3,13 @@
 Nothing is removed because the API server is away, slow or refuses. A claim counts as gone only when the
 server says so twice with a good while in between, while the kubelet, which unprepares what it knows, has the
 plugin registered. And the node has the last word: devices of a claim that is gone are kept, and reported,
-while the kubelet lists a pod that has them, while a process of a pod may use them, and where neither can be
-known.
+until it is proved that no container uses them (``kubelet_plugin.usage.claim_use``).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -19,11 +18,11 @@ from dra_driver.api.meta import PoolName, Uid
 from dra_driver.api.resource import RESOURCE_CLAIMS, ResourceClaim
 from dra_driver.errors import DraError, NotFound
 from dra_driver.ports import KubeClient
-from dra_driver.preparation import PreparedClaim, ProcessView, Use, Verdict, cdi_ids, exclusive_nodes, judge
+from dra_driver.preparation import PreparedClaim, Use, cdi_ids
 from kubelet_plugin.claims.planning import ClaimReference
 from kubelet_plugin.claims.preparer import Preparer
-from kubelet_plugin.core.notices import CLAIM_GONE, CLAIM_GONE_IN_USE
-from kubelet_plugin.usage.pod_resources import KubeletList
+from kubelet_plugin.core.notices import CLAIM_GONE
+from kubelet_plugin.usage.claim_use import ClaimUse
 
 __all__ = ["Intervals", "Reconciler", "why_gone"]
 
@@ -76,8 +75,7 @@ class Reconciler:
     Args:
         unprepare: as the kubelet calls it; answers with an error, or None, by UID.
         live: whether the kubelet has this plugin registered right now.
-        kubelet: asks the kubelet which pods have which devices.
-        processes: looks for processes of pods; given device nodes, and UIDs of claims.
+        use: what knows which claims containers use.
         report: called with the kind (see ``notices``) and the text of what was put in order.
 
     Attributes:
@@ -94,8 +92,7 @@ class Reconciler:
         driver: str,
         pool: PoolName,
         live: Callable[[], bool],
-        kubelet: Callable[[], Awaitable[KubeletList | None]],
-        processes: Callable[[Collection[str], Collection[Uid]], Awaitable[ProcessView | None]],
+        use: ClaimUse,
         intervals: Intervals | None = None,
         report: Callable[[str, str], None] = lambda *_: None,
     ) -> None:
@@ -106,31 +103,11 @@ class Reconciler:
         self._driver = driver
         self._pool = pool
         self._live = live
-        self._kubelet = kubelet
-        self._processes = processes
+        self._use = use
         self._intervals = intervals or Intervals()
         self._suspects: dict[Uid, float] = {}
-        self._kept: set[Uid] = set()
         self.unprepared = 0
         self.rounds = 0
-
-    @property
-    def kept(self) -> int:
-        """How many claims are gone and keep their devices, because these may be in use."""
-        return len(self._kept)
-
-    async def use_of(self, record: PreparedClaim) -> Verdict:
-        """Return whether containers may still use what a claim was given before it was allocated anew."""
-        records = self._preparer.claims
-        kubelet = await self._kubelet()
-        listed: bool | None = None
-        if kubelet is not None:
-            others = [r for r in records if r.uid != record.uid]
-            # See ``_compare``: the kubelet may not list claims at all.
-            lists_claims = not others or any(not cdi_ids(r).isdisjoint(kubelet.pods) for r in others)
-            listed = not cdi_ids(record).isdisjoint(kubelet.pods) or (False if lists_claims else None)
-        ((_, verdict),) = await self._judged([record], records, listed=listed)
-        return verdict
 
     async def run(self) -> None:
         """Compare until cancelled."""
@@ -152,7 +129,7 @@ class Reconciler:
             return
         now = asyncio.get_running_loop().time()
         records = await self._preparer.prepared()
-        kubelet = await self._kubelet()
+        kubelet = await self._use.list()
         # What the kubelet has pods for is its business, whatever the API server would say.
         listed = {r.uid for r in records if kubelet is not None and not cdi_ids(r).isdisjoint(kubelet.pods)}
         unlisted = [r for r in records if r.uid not in listed]
@@ -163,15 +140,15 @@ class Reconciler:
         due = [r for r in unlisted if r.uid in gone and now - suspects[r.uid] >= self._intervals.confirm]
         # A kubelet that lists none of the claims that are there does not list claims at all.
         lists_claims = kubelet is not None and (bool(listed) or (answered and len(gone) == len(unlisted)))
-        kept: set[Uid] = set()
-        for record, verdict in await self._judged(due, records, listed=False if lists_claims else None):
+        kept: dict[Uid, tuple[PreparedClaim, str]] = {}
+        use = await self._use.of_gone(due, records, listed=False if lists_claims else None)
+        for record, verdict in use:
             if verdict.use is Use.FREE:
                 del suspects[record.uid]
                 await self._free(record, gone[record.uid])
             else:
-                kept.add(record.uid)
-                self._keep(record, gone[record.uid], verdict)
-        self._kept = kept if answered else self._kept & suspects.keys() | kept
+                kept[record.uid] = (record, f"{gone[record.uid]}, and {verdict.why}")
+        self._use.keep_gone(kept, still=suspects.keys() if not answered else ())
         self._suspects = suspects
 
     async def _gone(self, records: Sequence[PreparedClaim]) -> tuple[dict[Uid, str], bool]:
@@ -187,20 +164,6 @@ class Reconciler:
                 gone[record.uid] = why
         return gone, True
 
-    async def _judged(
-        self, due: Sequence[PreparedClaim], records: Sequence[PreparedClaim], *, listed: bool | None
-    ) -> Sequence[tuple[PreparedClaim, Verdict]]:
-        # What a reboot has ended holds nothing that could be in use.
-        in_doubt = [r for r in due if not r.ended]
-        view: ProcessView | None = None
-        if in_doubt:
-            nodes = frozenset().union(*map(exclusive_nodes, in_doubt))
-            view = await self._processes(nodes, [r.uid for r in in_doubt])
-        return [
-            (r, Verdict(Use.FREE) if r.ended else judge(r, listed=listed, view=view, others=records))
-            for r in due
-        ]
-
     async def _free(self, record: PreparedClaim, why: str) -> None:
         log.warning(
             "unpreparing a claim that is gone and that the kubelet did not unprepare",
@@ -215,23 +178,6 @@ class Reconciler:
                 CLAIM_GONE,
                 f"{self._driver}: a claim (UID {record.uid}) was unprepared without the kubelet: {why}",
             )
-
-    def _keep(self, record: PreparedClaim, why: str, verdict: Verdict) -> None:
-        """Report a claim that is gone and in use, once."""
-        if record.uid in self._kept:
-            return
-        log.warning(
-            "a claim is gone, but its devices may be in use; they stay with it",
-            claim=str(record.key),
-            uid=record.uid,
-            why=why,
-            use=verdict.why,
-        )
-        self._report(
-            CLAIM_GONE_IN_USE,
-            f"{self._driver}: a claim (UID {record.uid}) is gone ({why}), but its devices stay with it: "
-            f"{verdict.why}",
-        )
 
     async def _ask(self, record: PreparedClaim) -> str:
         claim: ResourceClaim | None

@@ -13,6 +13,7 @@ import structlog
 
 from dra_driver import discovery
 from dra_driver.api.core import NODES
+from dra_driver.api.names import CLAIM_GONE_IN_USE
 from dra_driver.errors import DraError
 from dra_driver.kube import EventRecorder
 from dra_driver.ports import Clock, KubeClient
@@ -21,7 +22,6 @@ __all__ = [
     "CDI_FILE_WITHDRAWN",
     "CHECKPOINT_DAMAGED",
     "CLAIM_GONE",
-    "CLAIM_GONE_IN_USE",
     "DEVICE_PLUGIN",
     "DRIVER_HANGING",
     "DRIVER_MISSING",
@@ -38,7 +38,6 @@ __all__ = [
 CDI_FILE_WITHDRAWN: Final = "CdiFileWithdrawn"
 CHECKPOINT_DAMAGED: Final = "CheckpointDamaged"
 CLAIM_GONE: Final = "ClaimGone"
-CLAIM_GONE_IN_USE: Final = "ClaimGoneInUse"
 DEVICE_PLUGIN: Final = "DevicePluginPresent"
 DRIVER_HANGING: Final = discovery.DRIVER_HANGING
 DRIVER_MISSING: Final = "DriverMissing"

@@ -48,6 +48,7 @@ from kubelet_plugin.core.signals import Changes
 from kubelet_plugin.devices.activity import ActivityWatch
 from kubelet_plugin.devices.publishing import NodePublisher
 from kubelet_plugin.devices.table import UNMANAGED_PARTITIONS, DeviceTable
+from kubelet_plugin.usage.claim_use import ClaimUse
 
 __all__ = ["DISCOVERED", "MAX_BYTES", "MAX_DEVICES", "InventoryKeeper", "discovery_condition", "fit"]
 
@@ -98,6 +99,7 @@ class InventoryKeeper:
         settle_seconds: how long slices must be gone before that counts: the kubelet removes one after the
             other, and the controller replaces them one after the other.
         activity: source of device utilisation; if None, none is reported.
+        use: which devices stay with claims that are gone; if None, none do.
     """
 
     def __init__(
@@ -112,8 +114,10 @@ class InventoryKeeper:
         publisher: NodePublisher | None = None,
         settle_seconds: float = 1.0,
         activity: ActivityWatch | None = None,
+        use: ClaimUse | None = None,
         clock: Clock | None = None,
     ) -> None:
+        self._use = use
         self._clock = clock or SystemClock()
         self._client = client
         self._node_name = node_name
@@ -153,6 +157,8 @@ class InventoryKeeper:
             tasks.create_task(self._forward(self._registration.changes))
             if self._activity is not None:
                 tasks.create_task(self._forward(self._activity.changes))
+            if self._use is not None:
+                tasks.create_task(self._forward(self._use.changes))
             tasks.create_task(endure("inventory", self._loop))
 
     async def withdraw(self, seconds: float) -> None:
@@ -262,6 +268,11 @@ class InventoryKeeper:
         devices = tuple(d.device for d in self._table.devices)
         if not self._table.occupied_known:
             devices = tuple(_still_occupied(devices, stored))
+        kept = self._use.conditions() if self._use is not None else {}
+        devices = tuple(
+            msgspec.structs.replace(d, health=(*d.health, kept[d.name])) if d.name in kept else d
+            for d in devices
+        )
         if not self._table.complete.is_set() or any(r.unnamed for r in self._table.reports):
             found = {d.name for d in devices}
             # Whose backend has not answered since the start is not withdrawn because another one has; nor is

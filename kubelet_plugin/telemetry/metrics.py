@@ -45,6 +45,7 @@ class Sources:
     registered: Callable[[], bool]
     reconciled: Callable[[], int] = lambda: 0
     kept: Callable[[], int] = lambda: 0
+    visible: Callable[[], bool | None] = lambda: None
     unmanaged: Callable[[], int] = lambda: 0
     findings: Callable[[], Mapping[str, int]] = dict
     backends: Callable[[], Sequence[BackendReport]] = tuple
@@ -145,6 +146,12 @@ class Metrics:
             "Claims that are gone and keep their devices, because containers may use them",
             value=self._sources.kept(),
         )
+        if (visible := self._sources.visible()) is not None:
+            yield GaugeMetricFamily(
+                "dra_driver_pod_processes_visible",
+                "1 while the agent can see which pods of the node have processes",
+                value=float(visible),
+            )
         yield GaugeMetricFamily(
             "dra_driver_foreign_instances",
             "Partitions of devices that no claim holds and this driver did not make",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -35,7 +35,7 @@ from kubelet_plugin.telemetry import http
 from kubelet_plugin.telemetry.backend_metrics import measured
 from kubelet_plugin.telemetry.metrics import Metrics, Sources
 from kubelet_plugin.telemetry.reservations import Reservations
-from kubelet_plugin.usage.pod_resources import KubeletList
+from kubelet_plugin.usage.claim_use import ClaimUse
 
 __all__ = ["Observation", "Observed", "telemetry_sources"]
 
@@ -84,9 +84,8 @@ class Observation:
         client: KubeClient,
         backends: Sequence[DeviceBackend],
         clock: Clock,
-        kubelet: Callable[[], Awaitable[KubeletList | None]],
+        use: ClaimUse,
         reconciled: Callable[[], int] = lambda: 0,
-        kept: Callable[[], int] = lambda: 0,
         unmanaged: Callable[[], int] = lambda: 0,
         findings: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
@@ -100,7 +99,7 @@ class Observation:
         self._measurable = {b.name: b for b in backends if isinstance(b, MetricsSource)}
         self._measuring: dict[str, asyncio.Future[Sequence[BackendMetric]]] = {}
         self._authorizer = Authorizer(client, clock) if configuration.http_authorization == "rbac" else None
-        self._reservations = Reservations(client, lambda: engine.claims, leads, kubelet)
+        self._reservations = Reservations(client, lambda: engine.claims, leads, use.list, use.joined)
         self.metrics = Metrics(
             Sources(
                 devices=lambda: table.devices,
@@ -109,7 +108,8 @@ class Observation:
                 registrations=lambda: state.confirmations,
                 registered=lambda: state.registered is True,
                 reconciled=reconciled,
-                kept=kept,
+                kept=lambda: use.kept,
+                visible=lambda: use.visible,
                 unmanaged=unmanaged,
                 findings=findings,
                 backends=lambda: table.reports,

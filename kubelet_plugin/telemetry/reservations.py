@@ -9,7 +9,7 @@ which need their UIDs. Nothing of it is needed to unprepare; what cannot be read
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Final
 
 import msgspec
@@ -24,7 +24,7 @@ from kubelet_plugin.usage.pod_resources import KubeletList
 
 __all__ = ["EVERY_SECONDS", "READ_SECONDS", "Reservations"]
 
-EVERY_SECONDS: Final = 30.0
+EVERY_SECONDS: Final = 10.0
 # Of a node without the kubelet's list, at the API server.
 READ_SECONDS: Final = 600.0
 
@@ -38,6 +38,7 @@ class Reservations:
         claims: what is prepared now.
         leads: whether this instance speaks for the node; another one's claims are its business.
         kubelet: asks the kubelet which pods have which devices.
+        joined: called with the pods of a claim when they are read from the API server.
         every: seconds between two questions to the kubelet.
         read_every: seconds between two looks at the API server, where the kubelet cannot be asked.
     """
@@ -48,6 +49,7 @@ class Reservations:
         claims: Callable[[], Iterable[PreparedClaim]],
         leads: Callable[[], bool],
         kubelet: Callable[[], Awaitable[KubeletList | None]],
+        joined: Callable[[Uid, Collection[PodReference]], None] = lambda *_: None,
         every: float = EVERY_SECONDS,
         read_every: float = READ_SECONDS,
     ) -> None:
@@ -55,10 +57,13 @@ class Reservations:
         self._claims = claims
         self._leads = leads
         self._kubelet = kubelet
+        self._joined = joined
         self._every = every
         self._read_every = read_every
         self._read_at: float | None = None
         self._pods: dict[Uid, tuple[PodReference, ...]] = {}
+        # Names of pods for which claims were read.
+        self._asked: dict[Uid, set[str]] = {}
 
     def claims(self) -> tuple[PreparedClaim, ...]:
         """Return what is prepared, with the pods of now as far as they are known."""
@@ -94,7 +99,11 @@ class Reservations:
                 for key in listed.pods.get(cdi_id, ())
                 if key.namespace == record.namespace
             }
-            known = {p.name: p.uid for p in (*record.pods, *self._pods.get(record.uid, ()))}
+            known = {p.name: p.uid for p in (*record.pods, *self._pods.get(record.uid, ())) if p.uid}
+            if names - known.keys() - self._asked.get(record.uid, set()) and await self._read(record):
+                # Once for each pod that joins: whether it has processes is asked for by its UID.
+                self._asked[record.uid] = names
+                known |= {p.name: p.uid for p in self._pods.get(record.uid, ())}
             if names:
                 self._pods[record.uid] = tuple(
                     PodReference(name=name, uid=known.get(name, Uid(""))) for name in sorted(names)
@@ -118,12 +127,15 @@ class Reservations:
     def _forget_others(self) -> None:
         present = {record.uid for record in self._claims()}
         self._pods = {uid: pods for uid, pods in self._pods.items() if uid in present}
+        self._asked = {uid: names for uid, names in self._asked.items() if uid in present}
 
-    async def _read(self, record: PreparedClaim) -> None:
+    async def _read(self, record: PreparedClaim) -> bool:
         try:
             claim = await self._client.get(RESOURCE_CLAIMS, record.name, record.namespace)
         except DraError as e:
             log.debug("a claim's pods could not be read", claim=str(record.key), error=str(e))
-            return
+            return False
         if claim.metadata.uid == record.uid:
-            self._pods[record.uid] = reserving_pods(claim)
+            self._pods[record.uid] = pods = reserving_pods(claim)
+            self._joined(record.uid, pods)
+        return True

@@ -1,8 +1,9 @@
 """Which processes of pods have device nodes open, read from procfs.
 
 The cgroup of a process tells its pod; reading it needs no rights. Open files and mounts of others need
-``CAP_SYS_PTRACE``, and are read of processes of pods only. In a process namespace of its own the agent sees
-no pods: then nothing can be said. The work is bounded in time, and done when claims are about to be freed.
+``CAP_SYS_PTRACE``, and are read of processes of pods only. Where the agent sees no pod but its own, it may be
+in a process namespace of its own: then nothing can be said. The work is bounded in time, and done when claims
+are about to be freed.
 """
 
 from __future__ import annotations
@@ -61,7 +62,6 @@ class Processes:
         """
         end = self._monotonic() + self._budget
         own = self._own_pod()
-        cgroups: set[str] = set()
         pods: dict[Uid, list[NodeProcess]] = {}
         users: dict[str, list[NodeProcess]] = {}
         complete = True
@@ -73,7 +73,6 @@ class Processes:
                 cgroup = _read(folder / "cgroup")
             except OSError:
                 continue  # it has ended
-            cgroups.add(cgroup)
             pod = _pod(cgroup)
             if not pod or pod == own:
                 continue
@@ -92,8 +91,8 @@ class Processes:
                 continue
             for node in opened:
                 users.setdefault(node, []).append(process)
-        if len(cgroups) < 2:
-            return None  # only ourselves
+        if not pods:
+            return None  # no proof that those of others can be seen
         return ProcessView(
             {uid: tuple(p) for uid, p in pods.items()}, {n: tuple(p) for n, p in users.items()}, complete
         )

@@ -19,6 +19,7 @@ CASES: list[dict[str, Any]] = [
     {"passthrough": {"enabled": True}, "nvidia": {"timeSlicing": True}},
     {"passthrough": {"enabled": True}, "nvidia": {"privileged": True}},
     {"hostProc": True},
+    {"hostCgroups": False},
 ]
 
 

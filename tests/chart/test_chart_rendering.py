@@ -272,7 +272,7 @@ def test_a_class_gives_whole_gpus_that_can_be_handed_over(chart: Chart, driver: 
 
 def test_host_paths_follow_from_the_backends(chart: Chart) -> None:
     own = {"/var/lib/kubelet/plugins/gpu.dra-driver.dev", "/var/lib/kubelet/plugins_registry", "/var/run/cdi"}
-    read = {"/var/lib/kubelet/pod-resources"}
+    read = {"/var/lib/kubelet/pod-resources", "/sys/fs/cgroup"}
     expected = {
         ("simulated=mixed",): own | read,
         ("amdgpu",): own | read | {"/dev"},
@@ -289,6 +289,7 @@ def test_host_paths_follow_from_the_backends(chart: Chart) -> None:
         "/var/lib/kubelet/plugins/rdma.dra-driver.dev",
         "/var/lib/kubelet/plugins_registry",
         "/var/lib/kubelet/pod-resources",
+        "/sys/fs/cgroup",
         "/var/run/cdi",
         "/dev",
         "/sys/bus",
@@ -296,6 +297,24 @@ def test_host_paths_follow_from_the_backends(chart: Chart) -> None:
         "/sys/devices",
     }
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_whether_pods_have_processes_is_seen_without_any_privilege(chart: Chart) -> None:
+    extra = {"name": "npu", "driverName": "npu.example.com", "backends": ["generic=/x"]}
+    values = {"rdma": {"enabled": True}, "extraDrivers": [extra]}
+    objects = chart.render(values)
+    for name in ("dra-driver-kubelet-plugin", "dra-driver-rdma-plugin", "dra-driver-npu-plugin"):
+        spec, container = agent(objects, name)
+        assert host_paths(spec)["host-cgroups"] == "/sys/fs/cgroup"
+        assert "--cgroup-root=/host/cgroup" in container["args"]
+        # Its own pod is what shows the agent that it sees the host's pods.
+        assert "--instance-id=$(POD_UID)" in container["args"]
+        (mount,) = [m for m in container["volumeMounts"] if m["name"] == "host-cgroups"]
+        assert (mount["readOnly"], mount["recursiveReadOnly"]) == (True, "IfPossible")
+        assert "hostPID" not in spec
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    for one in of_kind(chart.render({**values, "kubeletPlugin": {"hostCgroups": False}}), "DaemonSet"):
+        assert "cgroup" not in str(one)
 
 
 def test_the_hosts_processes_are_seen_where_that_is_asked_for(chart: Chart) -> None:

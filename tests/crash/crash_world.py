@@ -301,6 +301,7 @@ class CrashedNode:
                 f"--cdi-dir={self.cdi}",
                 f"--state-dir={self.state}",
                 f"--procfs-root={self.root}/proc",
+                f"--cgroup-root={self.root}/cgroup",
                 f"--host-root={self.root}",
                 *self.machine.arguments(),
                 *self._flags,

@@ -118,6 +118,14 @@ def _add_directories(parser: argparse._ActionsContainer) -> None:
         default=Path("/proc"),
         help="where the host's procfs is mounted: for the boot ID, and for processes that have devices open",
     )
+    parser.add_argument(
+        "--cgroup-root",
+        type=Path,
+        metavar="DIR",
+        default=Path("/sys/fs/cgroup"),
+        help="where the host's cgroup file system is mounted: devices stay with a claim while its pods have "
+        "processes there",
+    )
 
 
 def _add_discovery(parser: argparse._ActionsContainer) -> None:
@@ -295,6 +303,7 @@ def run(args: argparse.Namespace) -> int:
         sysfs_root=args.sysfs_root,
         dev_root=args.dev_root,
         procfs_root=args.procfs_root,
+        cgroup_root=args.cgroup_root,
         instance_id=args.instance_id,
         rescan_seconds=args.rescan_interval,
         scan_deadline=args.scan_deadline,

@@ -1,4 +1,4 @@
-"""The kubelet's pod-resources socket, and the processes of a node as files."""
+"""The kubelet's pod-resources socket, and the processes and cgroups of a node as files."""
 
 from __future__ import annotations
 
@@ -75,3 +75,24 @@ def process(
     (folder / "mountinfo").write_text(mounts)
     for number, file in enumerate(["/dev/null", "socket:[1]", *files]):
         (folder / "fd" / str(number)).symlink_to(file)
+
+
+def cgroup(
+    root: Path, pod: str = "", *, populated: bool = True, driver: str = "systemd", version: int = 2
+) -> Path:
+    """Writes the cgroup of a pod to a tree, by either cgroup driver; without a pod, the one above all."""
+    hierarchy = root if version == 2 else root / "pids"
+    if driver == "systemd":
+        above = hierarchy / "kubepods.slice"
+        uid = pod.replace("-", "_")
+        folder = above / "kubepods-burstable.slice" / f"kubepods-burstable-pod{uid}.slice"
+    else:
+        above = hierarchy / "kubepods"
+        folder = above / "besteffort" / f"pod{pod}"
+    for place in (above, folder) if pod else (above,):
+        place.mkdir(parents=True, exist_ok=True)
+        if version == 2:
+            (place / "cgroup.events").write_text(f"populated {int(populated)}\nfrozen 0\n")
+        else:
+            (place / "pids.current").write_text(f"{7 * populated}\n")
+    return folder

@@ -126,7 +126,12 @@ def configuration(root: Path, **more: Any) -> Configuration:
         plugins_dir=root / "plugins",
         registry_dir=root / "registry",
         cdi_dir=root / "cdi",
-        **{"rescan_seconds": 3600.0, "pod_resources_socket": root / "pod-resources.sock", **more},
+        **{
+            "rescan_seconds": 3600.0,
+            "pod_resources_socket": root / "pod-resources.sock",
+            "cgroup_root": root / "cgroup",
+            **more,
+        },
     )
 
 

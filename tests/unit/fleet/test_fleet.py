@@ -104,6 +104,24 @@ def test_health_is_told_by_the_inventory() -> None:
     assert seen.notes == ("the kubelet does not know the node's plugin",)
 
 
+def test_devices_that_stay_with_claims_that_are_gone_are_named_and_the_names_bounded() -> None:
+    fleet = Fleet([DRIVER])
+    fleet.put_slice(slice_of("n1", device("a")))
+    health = [{"reason": "ClaimGoneInUse", "severity": "degraded", "message": "a claim is gone"}]
+    spec = {
+        "nodeName": "n1",
+        "driver": DRIVER,
+        "devices": [{"name": f"gpu-{i}", "health": health} for i in range(6)] + [{"name": "free"}],
+    }
+    status = {"registration": {"registered": True, "epoch": 1}}
+    body = {"metadata": {"name": "i"}, "spec": spec, "status": status}
+    fleet.put_inventory(codec.convert(DeviceInventory, body))
+    assert view(fleet).notes == (
+        *(f"gpu-{i}: a claim is gone" for i in range(4)),
+        "2 more devices stay with claims that are gone",
+    )
+
+
 def test_a_change_concerns_its_pools_only() -> None:
     told: list[PoolID | None] = []
     fleet = Fleet([DRIVER], told.append)

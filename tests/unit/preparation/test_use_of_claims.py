@@ -19,6 +19,7 @@ from dra_driver.preparation import (
     Use,
     exclusive_nodes,
     judge,
+    judge_unprepare,
 )
 
 CLAIM, POD, OTHER = Uid("c-1"), Uid("p-1"), Uid("p-2")
@@ -65,6 +66,11 @@ def seen(pod: Uid, node: str = GPU, *claims: Uid) -> ProcessView:
     return ProcessView({pod: (process,)}, {node: (process,)})
 
 
+def grouped(pod: Uid) -> ProcessView:
+    """Processes of a pod by its cgroup alone."""
+    return ProcessView(cgroups={pod: f"/kubepods/pod{pod}"}, complete=False)
+
+
 def test_only_nodes_of_single_devices_count() -> None:
     assert exclusive_nodes(record()) == {GPU}
 
@@ -74,10 +80,14 @@ def test_only_nodes_of_single_devices_count() -> None:
     [
         # The kubelet has the last word where it lists the claim.
         (record(), True, NOTHING, Use.IN_USE),
-        (record(), False, None, Use.FREE),
+        # That it does not list the claim proves nothing where no process can be seen.
+        (record(), False, None, Use.UNKNOWN),
+        (record(**ONE_POD), False, None, Use.UNKNOWN),
+        (record(**FROM_TEMPLATE), False, None, Use.UNKNOWN),
         (record(), False, NOTHING, Use.FREE),
-        (record(), False, BLIND, Use.FREE),
-        # Without it, processes must be seen.
+        (record(), False, BLIND, Use.UNKNOWN),
+        (record(**ONE_POD), False, BLIND, Use.FREE),
+        (record(**FROM_TEMPLATE), False, BLIND, Use.FREE),
         (record(), None, None, Use.UNKNOWN),
         (record(), None, NOTHING, Use.FREE),
         (record(), None, BLIND, Use.UNKNOWN),
@@ -86,6 +96,9 @@ def test_only_nodes_of_single_devices_count() -> None:
         # A pod that was deleted by force, and whose processes do not end.
         (record(**ONE_POD), False, seen(POD, "/dev/null"), Use.IN_USE),
         (record(**FROM_TEMPLATE), False, seen(POD, "/dev/null"), Use.IN_USE),
+        (record(**ONE_POD), False, grouped(POD), Use.IN_USE),
+        (record(**FROM_TEMPLATE), None, grouped(POD), Use.IN_USE),
+        (record(**FROM_TEMPLATE), None, grouped(OTHER), Use.FREE),
         # A pod that joined later, or monitoring: what tells them apart is the file of the claim.
         (record(**ONE_POD), False, seen(OTHER), Use.IN_USE),
         (record(**FROM_TEMPLATE), False, seen(OTHER), Use.FREE),
@@ -112,4 +125,35 @@ def test_a_claim_of_a_pod_group_is_not_one_of_a_single_pod() -> None:
     of_group = record(pod_claim="gpu")
     assert judge(of_group, listed=None, view=seen(POD)).use is Use.IN_USE
     assert judge(of_group, listed=None, view=BLIND).use is Use.UNKNOWN
-    assert judge(of_group, listed=False, view=None).use is Use.FREE
+    assert judge(of_group, listed=False, view=BLIND).use is Use.UNKNOWN
+    assert judge(of_group, listed=False, view=NOTHING).use is Use.FREE
+
+
+@pytest.mark.parametrize(
+    ("claim", "listed", "view", "use"),
+    [
+        # Of a pod that was deleted by force the kubelet unprepares claims while its containers run.
+        (record(**FROM_TEMPLATE), None, grouped(POD), Use.IN_USE),
+        (record(**FROM_TEMPLATE), True, grouped(POD), Use.IN_USE),
+        (record(**ONE_POD), None, seen(POD, "/dev/null"), Use.IN_USE),
+        (record(metadata=True, **ONE_POD), False, seen(OTHER, GPU, CLAIM), Use.IN_USE),
+        # Monitoring has all devices open, for ever.
+        (record(**ONE_POD), False, seen(OTHER), Use.FREE),
+        (record(**FROM_TEMPLATE), False, grouped(OTHER), Use.FREE),
+        (record(**ONE_POD), False, BLIND, Use.FREE),
+        # Its word counts while it lists the pod, and where nothing else is known.
+        (record(**FROM_TEMPLATE), True, None, Use.FREE),
+        (record(), True, BLIND, Use.FREE),
+        (record(**FROM_TEMPLATE), None, None, Use.FREE),
+        # It has listed the claim before, and does not any more.
+        (record(**FROM_TEMPLATE), False, None, Use.UNKNOWN),
+        (record(), False, BLIND, Use.UNKNOWN),
+        (record(), False, NOTHING, Use.FREE),
+    ],
+)
+def test_a_kubelet_that_unprepares_is_believed_where_the_node_does_not_contradict(
+    claim: PreparedClaim, listed: bool | None, view: ProcessView | None, use: Use
+) -> None:
+    verdict = judge_unprepare(claim, listed=listed, view=view)
+    assert verdict.use is use
+    assert bool(verdict.why) == (use is not Use.FREE)

@@ -15,7 +15,7 @@ import pytest
 from crashing_stores import Disk, DiskCheckpoints, DiskSpecs
 from fake_client import FakeClient
 from kubelet_calls import checkpointed, prepare, unprepare
-from listing_kubelet import ListingKubelet, listing, process
+from listing_kubelet import ListingKubelet, cgroup, listing, process
 from node_agent import DRIVER, add_claim, claim, device, eventually, running
 
 from dra_driver.api.core import EVENTS
@@ -30,6 +30,14 @@ from kubelet_plugin.claims.reservations import DeviceReservations
 from kubelet_plugin.grpc.services import Calls
 
 OFTEN = Intervals(first=0.02, every=0.05, confirm=0.15)
+POD, OTHER = "11111111-2222-4333-8444-555555555555", "66666666-7777-4888-9999-aaaaaaaaaaaa"
+
+
+def reserved(name: str, *devices: str, pod: str = POD) -> dict[str, Any]:
+    """A claim with a pod that uses it."""
+    body = claim(name, *devices)
+    body["status"]["reservedFor"] = [{"resource": "pods", "name": "pod", "uid": pod}]
+    return body
 
 
 def change(body: dict[str, Any], kind: str) -> dict[str, Any] | None:
@@ -52,7 +60,8 @@ def change(body: dict[str, Any], kind: str) -> dict[str, Any] | None:
 def test_a_claim_that_nobody_can_be_using_is_unprepared(tmp_path: Path, kind: str) -> None:
     async def main() -> None:
         kube = FakeClient()
-        body, kept = add_claim(kube, claim("one", "gpu-0")), add_claim(kube, claim("two", "gpu-1"))
+        body, kept = add_claim(kube, reserved("one", "gpu-0")), add_claim(kube, claim("two", "gpu-1"))
+        cgroup(tmp_path / "cgroup")
         async with (
             listing(tmp_path / "pod-resources.sock") as kubelet,
             running(tmp_path, kube, [device(0), device(1)], intervals=OFTEN) as node,
@@ -86,13 +95,11 @@ def cdi_names(node: Any, body: dict[str, Any]) -> list[str]:
 
 @contextlib.asynccontextmanager
 async def gone_claim(
-    root: Path, *, pod: str = "", pod_claim: str = "", settings: dict[str, Any] | None = None
+    root: Path, *, pod_claim: str = "", settings: dict[str, Any] | None = None
 ) -> AsyncIterator[tuple[Any, ListingKubelet, dict[str, Any]]]:
     """A node with a claim that the API server has no more, and a kubelet that lists what the test says."""
     kube = FakeClient()
-    body = claim("one", "gpu-0")
-    if pod:
-        body["status"]["reservedFor"] = [{"resource": "pods", "name": "pod", "uid": pod}]
+    body = reserved("one", "gpu-0")
     if pod_claim:
         body["metadata"]["annotations"] = {"resource.kubernetes.io/pod-claim-name": pod_claim}
     add_claim(kube, body)
@@ -115,12 +122,10 @@ async def some_rounds(node: Any) -> None:
     await eventually(lambda: node.plugin._reconciler.rounds >= seen + 6)
 
 
-POD = "11111111-2222-4333-8444-555555555555"
-
-
 def test_a_claim_that_the_kubelet_lists_is_kept_and_not_asked_for(tmp_path: Path) -> None:
     async def main() -> None:
         async with gone_claim(tmp_path) as (node, kubelet, body):
+            cgroup(tmp_path / "cgroup")
             await some_rounds(node)
             node.kube.calls.clear()
             await some_rounds(node)
@@ -136,11 +141,12 @@ def test_a_claim_that_the_kubelet_lists_is_kept_and_not_asked_for(tmp_path: Path
 
 def test_a_claim_whose_pod_has_processes_is_kept_and_reported_once(tmp_path: Path) -> None:
     async def main() -> None:
-        async with gone_claim(tmp_path, pod=POD) as (node, kubelet, _):
+        async with gone_claim(tmp_path) as (node, kubelet, _):
             process(tmp_path / "proc", 20, pod=POD)
+            process(tmp_path / "proc", 30, pod=OTHER)
             # Deleted by force: the kubelet does not list it, and cannot end it.
             kubelet.pods = {}
-            await eventually(lambda: node.plugin._reconciler.kept == 1)
+            await eventually(lambda: node.plugin._use.kept == 1)
             await some_rounds(node)
             assert node.plugin.notices.counts["ClaimGoneInUse"] == 1
             assert len(checkpointed(node)) == len(node.specs()) == 1
@@ -152,7 +158,7 @@ def test_a_claim_whose_pod_has_processes_is_kept_and_reported_once(tmp_path: Pat
             assert "its pod still has processes (PID 20)" in event.message
             shutil.rmtree(tmp_path / "proc/20")
             await eventually(lambda: node.plugin._reconciler.unprepared == 1)
-            assert node.plugin._reconciler.kept == 0
+            assert node.plugin._use.kept == 0
 
     asyncio.run(main())
 
@@ -161,12 +167,12 @@ def test_where_neither_the_kubelet_nor_processes_are_seen_a_claim_is_kept(tmp_pa
     async def main() -> None:
         missing = {"pod_resources_socket": tmp_path / "none.sock"}
         async with gone_claim(tmp_path, settings=missing) as (node, _, _):
-            await eventually(lambda: node.plugin._reconciler.kept == 1)
+            await eventually(lambda: node.plugin._use.kept == 1)
             await some_rounds(node)
             assert node.plugin.notices.counts["ClaimGoneInUse"] == 1
             assert len(checkpointed(node)) == 1
             # Processes of pods come into view, and none of them has the device.
-            process(tmp_path / "proc", 20, pod=POD)
+            process(tmp_path / "proc", 20, pod=OTHER)
             await eventually(lambda: node.plugin._reconciler.unprepared == 1)
 
     asyncio.run(main())
@@ -175,10 +181,11 @@ def test_where_neither_the_kubelet_nor_processes_are_seen_a_claim_is_kept(tmp_pa
 def test_a_kubelet_that_lists_no_claims_at_all_is_not_believed(tmp_path: Path) -> None:
     async def main() -> None:
         async with gone_claim(tmp_path) as (node, kubelet, _):
+            cgroup(tmp_path / "cgroup")
             kubelet.pods = {}
             alive = add_claim(node.kube, claim("two", "gpu-0", adminAccess=True))
             await prepare(node, alive)
-            await eventually(lambda: node.plugin._reconciler.kept == 1)
+            await eventually(lambda: node.plugin._use.kept == 1)
             await some_rounds(node)
             assert len(checkpointed(node)) == 2
             kubelet.pods = {("ns", "pod"): ("two", DRIVER, cdi_names(node, alive))}

@@ -9,6 +9,7 @@ from fake_client import FakeClient
 from node_agent import DRIVER, add_claim, claim
 
 from dra_driver.api.meta import ObjectKey, PoolName, Uid
+from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.preparation import ClaimState, PodReference, PreparedClaim, PreparedDevice
 from kubelet_plugin.telemetry.reservations import Reservations
 from kubelet_plugin.usage.pod_resources import KubeletList
@@ -42,9 +43,16 @@ def pods(reservations: Reservations) -> Sequence[tuple[str, str]]:
     return [(p.name, p.uid) for p in reservations.claims()[0].pods]
 
 
-def test_the_kubelet_tells_the_pods_and_the_api_server_is_not_asked() -> None:
+def test_the_kubelet_tells_the_pods_and_the_api_server_is_asked_once_for_each_that_joins() -> None:
     async def main() -> None:
         kube, held = FakeClient(), records()
+        body = claim(held[0].name, "gpu-0", uid=held[0].uid)
+        body["status"]["reservedFor"] = [
+            {"resource": "pods", "name": name, "uid": uid}
+            for name, uid in (("trainer", "p-1"), ("evaluator", "p-2"))
+        ]
+        add_claim(kube, body)
+        joined: list[tuple[str, Sequence[str]]] = []
         listed = KubeletList(
             {NAMES[0]: frozenset({ObjectKey("ns", "trainer"), ObjectKey("ns", "evaluator")})}
         )
@@ -52,18 +60,52 @@ def test_the_kubelet_tells_the_pods_and_the_api_server_is_not_asked() -> None:
         async def kubelet() -> KubeletList | None:
             return listed
 
-        reservations = Reservations(kube, lambda: held, lambda: True, kubelet)
+        reservations = Reservations(
+            kube, lambda: held, lambda: True, kubelet, lambda uid, p: joined.append((uid, [q.uid for q in p]))
+        )
         for _ in range(5):
             await reservations.follow()
-        assert pods(reservations) == [("evaluator", ""), ("trainer", "p-1")]
+        assert pods(reservations) == [("evaluator", "p-2"), ("trainer", "p-1")]
+        assert joined == [("u-0", ["p-1", "p-2"])]
         listed = KubeletList({NAMES[0]: frozenset({ObjectKey("ns", "evaluator")})})
         await reservations.follow()
-        assert pods(reservations) == [("evaluator", "")]
+        assert pods(reservations) == [("evaluator", "p-2")]
         # A pod of an ordinary init container is not listed: what is known stays.
         listed = KubeletList()
         await reservations.follow()
-        assert pods(reservations) == [("evaluator", "")]
-        assert gets(kube) == 0
+        assert pods(reservations) == [("evaluator", "p-2")]
+        assert gets(kube) == 1
+        # The API server is away: it is asked again until it answers.
+        kube.down = True
+        listed = KubeletList({NAMES[0]: frozenset({ObjectKey("ns", n) for n in ("evaluator", "late")})})
+        for _ in range(3):
+            await reservations.follow()
+        assert pods(reservations) == [("evaluator", "p-2"), ("late", "")]
+        asked = gets(kube)
+        kube.down = False
+        body["status"]["reservedFor"].append({"resource": "pods", "name": "late", "uid": "p-3"})
+        kube.put(RESOURCE_CLAIMS, body)
+        for _ in range(3):
+            await reservations.follow()
+        assert pods(reservations) == [("evaluator", "p-2"), ("late", "p-3")]
+        assert joined[-1] == ("u-0", ["p-1", "p-2", "p-3"])
+        assert gets(kube) == asked + 1
+
+    asyncio.run(main())
+
+
+def test_pods_of_a_claim_that_is_reserved_for_their_group_are_not_asked_for_again_and_again() -> None:
+    async def main() -> None:
+        kube, held = FakeClient(), records()
+        add_claim(kube, claim(held[0].name, "gpu-0", uid=held[0].uid))
+
+        async def kubelet() -> KubeletList | None:
+            return KubeletList({NAMES[0]: frozenset({ObjectKey("ns", "member")})})
+
+        reservations = Reservations(kube, lambda: held, lambda: True, kubelet)
+        for _ in range(5):
+            await reservations.follow()
+        assert gets(kube) == 1
 
     asyncio.run(main())
 

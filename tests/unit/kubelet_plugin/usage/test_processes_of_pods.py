@@ -43,9 +43,13 @@ def test_the_agents_own_pod_does_not_count(tmp_path: Path) -> None:
     process(tmp_path, 1)
     process(tmp_path, 20, pod=POD, files=[GPU])
     (tmp_path / "self").symlink_to(tmp_path / "20")
+    # Nor does it prove that the processes of others would be seen.
+    assert Processes(tmp_path).look({GPU}, []) is None
+    process(tmp_path, 30, pod=OTHER)
     view = Processes(tmp_path).look({GPU}, [])
     assert view is not None
-    assert (view.pods, view.open) == ({}, {})
+    assert view.pods.keys() == {OTHER}
+    assert view.open == {}
 
 
 def test_without_rights_the_pods_are_seen_and_their_files_are_not(tmp_path: Path) -> None:
