@@ -269,6 +269,7 @@ class EmbeddedCluster:
             f"--cdi-dir={layout.cdi}",
             f"--state-dir={state}",
             f"--procfs-root={layout.proc}",
+            f"--cgroup-root={layout.cgroups}",
             f"--log-level={self.config.log_level}",
             *more,
         )

@@ -66,7 +66,9 @@ class SimKubelet:
         self._labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", **(labels or {})}
         self._taints = [dict(taint) for taint in taints]
         layout.create()
-        self.runtime = runtime or SimRuntime(CdiRegistry([layout.cdi], stat_device=simulated_device_node))
+        self.runtime = runtime or SimRuntime(
+            CdiRegistry([layout.cdi], stat_device=simulated_device_node), layout.cgroups
+        )
         self.plugins = PluginManager(layout.registry, self._settings, self._wipe, self._health)
         self.claims = ClaimManager(api, self.plugins, layout.checkpoint)
         self._recorder = EventRecorder(api, "kubelet", SystemClock())
@@ -97,7 +99,8 @@ class SimKubelet:
     # --- pods -----------------------------------------------------------------------------------------------
 
     def _active_pods(self) -> list[RunPod]:
-        return [w.pod for w in self._workers.values() if w.pod.status.phase not in FINISHED]
+        workers = [w for w in self._workers.values() if not w.is_removed]
+        return [w.pod for w in workers if w.pod.status.phase not in FINISHED]
 
     def _added(self, group: asyncio.TaskGroup, pod: RunPod) -> None:
         if pod.spec.node_name != self.name or pod.metadata.uid in self._workers:
@@ -126,6 +129,7 @@ class SimKubelet:
             users = {uid for info in self.claims.claims.values() for uid in info.pods}
             for uid in users - set(self._workers):
                 try:
+                    self.runtime.end_processes(uid)
                     await self.claims.unprepare(uid)
                     self.runtime.stop_sandbox(uid)
                 except DraError as e:

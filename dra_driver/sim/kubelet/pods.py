@@ -77,6 +77,11 @@ class PodWorker:
         """UID of the pod."""
         return self._pod.metadata.uid
 
+    @property
+    def is_removed(self) -> bool:
+        """Whether its object is deleted; such a pod is active no more, whatever its containers do."""
+        return self._gone
+
     def update(self, pod: RunPod) -> None:
         """Update the pod to a new version."""
         self._pod = pod
@@ -249,6 +254,8 @@ class PodWorker:
                 await self._wait(1.0)
 
     async def _unprepare(self) -> None:
+        """Unprepare the pod's claims, after everything of it has been stopped."""
+        self._node.runtime.end_processes(self.uid)
         delay = self._node.settings.unprepare_retry
         while True:
             try:

@@ -8,9 +8,11 @@ How long it lives is read from its command: with ``sleep 2`` it ends after two s
 from __future__ import annotations
 
 import re
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from dra_driver.sim.cdi_reader import CdiRegistry, ContainerView
 from dra_driver.sim.objects import RunContainer
@@ -68,14 +70,23 @@ class SimRuntime:
 
     Attributes:
         cdi: the CDI specs of the node.
+        cgroups: directory of the node's cgroups; those of pods say whether they have processes.
         sandboxes: the sandboxes by pod UID.
+        stubborn: UIDs of pods whose processes do not end when they are stopped.
     """
 
     cdi: CdiRegistry
+    cgroups: Path
     sandboxes: dict[str, Sandbox] = field(default_factory=dict)
+    stubborn: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        """Make the cgroup above those of all pods, as the kubelet does when it starts."""
+        self._write_cgroup(self.cgroups / "kubepods", populated=bool(self.sandboxes))
 
     def run_sandbox(self, uid: str, namespace: str, pod: str) -> Sandbox:
         """Return the pod's sandbox; make it if there is none."""
+        self._write_cgroup(self._cgroup(uid), populated=True)
         return self.sandboxes.setdefault(uid, Sandbox(namespace, pod))
 
     def start_container(
@@ -103,9 +114,27 @@ class SimRuntime:
         sandbox.containers[container.name] = running
         return running
 
+    def end_processes(self, uid: str) -> None:
+        """End the processes of the pod, the sandbox's own too; what is known of its containers stays."""
+        if uid not in self.stubborn and self._cgroup(uid).exists():
+            self._write_cgroup(self._cgroup(uid), populated=False)
+
     def stop_sandbox(self, uid: str) -> None:
         """Stop and remove everything of the pod; an unknown pod is ignored."""
         self.sandboxes.pop(uid, None)
+        if uid not in self.stubborn:
+            shutil.rmtree(self._cgroup(uid), ignore_errors=True)
+
+    def _cgroup(self, uid: str) -> Path:
+        return self.cgroups / "kubepods" / f"pod{uid}"
+
+    @staticmethod
+    def _write_cgroup(folder: Path, *, populated: bool) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Read at any time: never half-written.
+        new = folder / ".new"
+        new.write_text(f"populated {int(populated)}\nfrozen 0\n", encoding="ascii")
+        new.replace(folder / "cgroup.events")
 
 
 def _life(container: RunContainer) -> tuple[float | None, int]:

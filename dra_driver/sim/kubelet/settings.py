@@ -69,6 +69,11 @@ class NodeLayout:
         return self.root / "proc"
 
     @property
+    def cgroups(self) -> Path:
+        """Stands for ``/sys/fs/cgroup``, of which only the cgroups of pods are there."""
+        return self.root / "cg"
+
+    @property
     def checkpoint(self) -> Path:
         """The kubelet's own checkpoint of prepared claims."""
         return self.kubelet / "dra_manager_state"

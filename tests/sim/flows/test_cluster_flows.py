@@ -49,6 +49,35 @@ def test_force_deleted_pods_are_unprepared_all_the_same() -> None:
     support.run(scenario)
 
 
+def test_devices_of_a_pod_that_was_deleted_by_force_go_to_nobody_while_it_has_processes() -> None:
+    async def scenario(cluster: EmbeddedCluster) -> None:
+        node, everything = node_of(cluster), 4
+        await support.apply(cluster, support.claim("c", everything), support.gpu_pod("forced", claim="c"))
+        uid = (await support.phase(cluster, "forced", "Running")).metadata.uid
+        node.kubelet.runtime.stubborn.add(uid)
+        await support.delete(cluster, "forced", grace=0)
+        await support.gone(cluster, "forced")
+
+        async def kept() -> bool:
+            devices = (await support.inventory(cluster, node)).spec.devices
+            return all("ClaimGoneInUse" in [h.reason for h in d.health] for d in devices)
+
+        await cluster.wait_for("the inventory to say why no device is to be had", kept)
+        await cluster.api.delete(RESOURCE_CLAIMS, "c", "default")
+        await support.no_claims(cluster)
+        await support.apply(cluster, support.claim("d", everything), support.gpu_pod("next", claim="d"))
+        await asyncio.sleep(1.5)
+        waiting = await support.pod(cluster, "next")
+        assert waiting is not None
+        assert waiting.status.phase == "Pending"
+        assert node.leftovers()
+        node.kubelet.runtime.stubborn.clear()
+        node.kubelet.runtime.stop_sandbox(uid)
+        await support.phase(cluster, "next", "Running")
+
+    support.run(scenario)
+
+
 def test_a_plugin_that_dies_loses_its_slices_and_gets_them_back_when_it_returns() -> None:
     async def scenario(cluster: EmbeddedCluster) -> None:
         node = node_of(cluster)
