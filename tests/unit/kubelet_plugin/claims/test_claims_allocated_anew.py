@@ -10,7 +10,7 @@ import pytest
 from crashing_stores import Crash, Disk, DiskCheckpoints, DiskSpecs
 from fake_client import FakeClient
 from kubelet_calls import checkpointed, prepare, unprepare
-from listing_kubelet import listing, process
+from listing_kubelet import cgroup, listing, process
 from node_agent import DRIVER, NODE, PATIENT, add_claim, claim, device, running
 from npu_backend import given, node, run
 from slow_npu import WAIT, SlowNpu, prepared, still
@@ -34,6 +34,12 @@ def allocated(kube: FakeClient, *devices: str, uid: str = UID, **more: Any) -> d
     body = claim("one", *devices, uid=uid, **more)
     body["status"]["reservedFor"] = [{"resource": "pods", "name": "pod", "uid": POD}]
     return add_claim(kube, body)
+
+
+@pytest.fixture(autouse=True)
+def pods_are_seen(tmp_path: Path) -> None:
+    """Have agents see the cgroups of pods, of which there are none."""
+    cgroup(tmp_path / "cgroup")
 
 
 def edits(node: Any, body: dict[str, Any]) -> str:

@@ -17,7 +17,6 @@ from node_agent import DRIVER, Node, add_claim, claim, device, eventually, inven
 
 from dra_driver.api.core import EVENTS
 from dra_driver.api.resource import RESOURCE_CLAIMS
-from dra_driver.preparation import Checkpoint
 from kubelet_plugin.claims.planning import Timing
 from kubelet_plugin.claims.reconciliation import Intervals
 from kubelet_plugin.usage import claim_use
@@ -189,8 +188,7 @@ def test_a_pod_that_joined_a_shared_claim_later_keeps_its_devices(tmp_path: Path
             await node.plugin.observation._reservations.follow()
             kubelet.pods = {}
             assert FORCED in await error_of(node, unprepare, body)
-            record = Checkpoint.decode(node.config.checkpoint.read_bytes()).get(uid)
-            assert record is not None
+            assert uid in checkpointed(node)
             shutil.rmtree(later)
             assert await error_of(node, unprepare, body) == ""
 
