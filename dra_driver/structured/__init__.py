@@ -45,7 +45,7 @@ from dra_driver.structured.index.similar import (
 from dra_driver.structured.lending import LoanChoice, NoLoan, choose_loans, lent_view, understood
 from dra_driver.structured.matching.contested import contested, fits_beside
 from dra_driver.structured.matching.taintrules import concerns, with_rules
-from dra_driver.structured.model.budget import Budget, BudgetExhausted
+from dra_driver.structured.model.budget import Budget, BudgetExhausted, IndexUnfinished
 from dra_driver.structured.model.persistent import PersistentMap
 from dra_driver.structured.model.pools import DeviceEntry, NodeView
 from dra_driver.structured.model.snapshot import Snapshot
@@ -97,6 +97,7 @@ __all__ = [
     "GroupMember",
     "GroupRefused",
     "GroupTerms",
+    "IndexUnfinished",
     "Level",
     "LoanChoice",
     "NoLoan",

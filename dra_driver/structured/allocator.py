@@ -18,6 +18,7 @@ from dra_driver.api.core import Node
 from dra_driver.api.resource import DeviceTaint, ResourceClaim
 from dra_driver.structured.explain import reasons, summaries
 from dra_driver.structured.index.demand import Choice
+from dra_driver.structured.index.equivalence import SelectorsTooExpensive
 from dra_driver.structured.index.fleet import Fleet
 from dra_driver.structured.index.request_classes import RequestClass, Role
 from dra_driver.structured.matching.plan import ClaimPlan, FatalError, compile_claims
@@ -79,6 +80,10 @@ def allocate(
         budget: what the question may cost; if None, ``Budget()``. Questions that belong together (the members
             of a group) share one. When it is used up, the answer is the best one so far, or ``Failed`` with
             ``gave_up``.
+
+    Raises:
+        IndexUnfinished: the budget limits upkeep, and what is kept about the fleet is not up to date. The
+            next question gets further.
 
     Where pools have different strategies, a node counts by those of its pools that have a device for the
     claims. Nodes with first-fit pools only give one answer, that of Kubernetes: the first devices of the
@@ -177,6 +182,8 @@ class _Question:
             return self._by_classes()
         except FatalError as e:
             return Failed(str(e))
+        except SelectorsTooExpensive as e:
+            return Failed(str(e), gave_up=True)
         except (BudgetExhausted, RecursionError):
             # The search recurses once per device: thousands of requests served by a few shared devices nest
             # deeper than Python can.
@@ -184,12 +191,13 @@ class _Question:
 
     def _by_classes(self) -> Outcome:
         fleet = self._snapshot.memory.of(Fleet)
-        before = self.budget.left
+        budget = self.budget
+        before = budget.left - budget.upkeep
         try:
             return self._of_fleet(fleet)
         finally:
             # What is worked out costs steps, so a question that cost few has added nothing to speak of.
-            if before - self.budget.left > _FEW_STEPS:
+            if before - budget.left + budget.upkeep > _FEW_STEPS:
                 fleet.settle()
 
     def _of_fleet(self, fleet: Fleet) -> Outcome:

@@ -13,9 +13,10 @@ from dra_driver.structured.groups.domains import Domain, choices, domains
 from dra_driver.structured.groups.kinds import bundles, kinds_of
 from dra_driver.structured.groups.members import GroupAllocated, GroupMember, GroupRefused, Level
 from dra_driver.structured.groups.packing import Improvement, Packed, Searching, pack, room_for
+from dra_driver.structured.index.equivalence import SelectorsTooExpensive
 from dra_driver.structured.matching.plan import FatalError
 from dra_driver.structured.matching.problem import Options
-from dra_driver.structured.model.budget import Budget, BudgetExhausted
+from dra_driver.structured.model.budget import Budget, BudgetExhausted, IndexUnfinished
 from dra_driver.structured.model.persistent import PersistentMap
 from dra_driver.structured.model.snapshot import Snapshot
 from dra_driver.structured.model.types import (
@@ -75,6 +76,9 @@ def allocate_group(
 
     Returns:
         ``Failed`` with ``gave_up`` if there may be an answer that could not be found.
+
+    Raises:
+        IndexUnfinished: as for ``allocate``.
     """
     options = Options(ignore_taint, pools, PoolPolicy(strategy, policy), withheld)
     group = _Group(snapshot, members, levels, options, free, budget or Budget())
@@ -82,6 +86,8 @@ def allocate_group(
         return group.solve(len(members) if least is None else least, brief=brief)
     except FatalError as e:
         return Failed(str(e))
+    except SelectorsTooExpensive as e:
+        return Failed(str(e), gave_up=True)
     except (BudgetExhausted, RecursionError):
         return _gave_up()
 
@@ -346,17 +352,21 @@ class _Group:
     def _first(self) -> DoesNotFit | None:
         """Return why the first member fits nowhere; None if it fits somewhere."""
         first, pools = self._bundles[0], self._options.pools
-        outcome = allocate(
-            self._snapshot,
-            first.claims,
-            nodes=first.nodes,
-            ignore_taint=self._options.ignore_taint,
-            pools=None if pools is None else PersistentMap(pools),
-            withheld=self._options.withheld,
-            strategy=self._options.default.strategy,
-            policy=self._options.default.nodes,
-            budget=self._budget.for_reasons(),
-        )
+        try:
+            outcome = allocate(
+                self._snapshot,
+                first.claims,
+                nodes=first.nodes,
+                ignore_taint=self._options.ignore_taint,
+                pools=None if pools is None else PersistentMap(pools),
+                withheld=self._options.withheld,
+                strategy=self._options.default.strategy,
+                policy=self._options.default.nodes,
+                budget=self._budget.for_reasons(),
+            )
+        except IndexUnfinished:
+            # That the group does not fit is known; the reasons are not worth an index of their own.
+            return None
         return outcome if isinstance(outcome, DoesNotFit) else None
 
     # --- answers --------------------------------------------------------------------------------------------

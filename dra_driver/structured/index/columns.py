@@ -108,16 +108,26 @@ class Columns:
         """Return the value that stands behind a number, one entry per device."""
         return self._values[column][number]
 
-    def number(self, snapshot: Snapshot, facts: Facts, column: Column, budget: Budget) -> int:
+    def number(
+        self, snapshot: Snapshot, facts: Facts, column: Column, budget: Budget, evaluations: Budget
+    ) -> int:
         """Return the number of a node's value of a column; equal values have equal numbers.
 
+        Args:
+            snapshot: that the node is of.
+            facts: about the node.
+            column: which one.
+            budget: of the question; it is charged with the upkeep.
+            evaluations: what evaluating an expression on all nodes may cost.
+
         Raises:
-            BudgetExhausted: an expression had to be evaluated, and the question has nothing left for it.
+            BudgetExhausted: an expression had to be evaluated, and nothing is left for it.
+            IndexUnfinished: the question may do no more upkeep.
         """
         number = facts.columns.get(column)
         if number is None:
-            budget.spend(1 + len(facts.entries) // _ENTRIES_PER_STEP)
-            value = self._compute(snapshot, facts, column, budget)
+            budget.keep_up(1 + len(facts.entries) // _ENTRIES_PER_STEP)
+            value = self._compute(snapshot, facts, column, evaluations)
             ids = self._ids.setdefault(column, {})
             number = ids.get(value)
             weight = (
@@ -152,14 +162,14 @@ class Columns:
         return len(self._ids.get(column, ()))
 
     def _compute(
-        self, snapshot: Snapshot, facts: Facts, column: Column, budget: Budget
+        self, snapshot: Snapshot, facts: Facts, column: Column, evaluations: Budget
     ) -> tuple[Hashable, ...]:
         match column:
             case ("attribute", domain, name):
                 full = f"{domain}/{name}"
                 return tuple([_attribute(e, domain, name, full) for e in facts.entries])
             case ("expression", text):
-                return tuple(snapshot.selectors.matches(text, e, budget) for e in facts.entries)
+                return tuple(snapshot.selectors.matches(text, e, evaluations) for e in facts.entries)
             case ("same", name):
                 lists = snapshot.features.list_type_attributes
                 # Constraints compare devices of one node, so only which values are equal counts, not what

@@ -10,7 +10,7 @@ The invariant is that no claim of the projection can distinguish two nodes of a 
 them, as positions of devices, holds for all. Names of devices and pools are left out for that reason.
 
 ``FleetIndex`` holds the classes of one projection. It follows snapshots: going from one to another costs work
-for the nodes that differ.
+for the nodes that differ. That is upkeep: it can end after any node, and goes on there the next time.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from dra_driver.api.core import Node
 from dra_driver.ownership import PoolID
 from dra_driver.structured.index.columns import BASE, TOPOLOGY_COLUMN, Column, Columns, Facts
 from dra_driver.structured.index.components import Component, components_of
-from dra_driver.structured.model.budget import Budget
+from dra_driver.structured.model.budget import Budget, BudgetExhausted, IndexUnfinished
 from dra_driver.structured.model.persistent import PersistentMap
 from dra_driver.structured.model.pools import DeviceEntry, LocalPools, NodeView, PoolView
 from dra_driver.structured.model.snapshot import Snapshot
@@ -34,7 +35,15 @@ from dra_driver.structured.model.types import (
     Strategy,
 )
 
-__all__ = ["ComponentClass", "FleetIndex", "Layout", "NodeClass", "state_of"]
+__all__ = [
+    "EVALUATION_STEPS",
+    "ComponentClass",
+    "FleetIndex",
+    "Layout",
+    "NodeClass",
+    "SelectorsTooExpensive",
+    "state_of",
+]
 
 
 # Classes are never removed, because request classes refer to them by position. With more than this, and more
@@ -46,6 +55,55 @@ _PER_NODE, _PER_CLASS, _PER_PART = 256, 512, 240
 _PER_LAYOUT, _PER_COLUMN, _PER_DEVICE, _PER_KIND, _PER_COMPONENT = 1024, 128, 640, 512, 1024
 # Columns and devices of a node that are looked at in the time of a step.
 _ITEMS_PER_STEP = 8
+# Steps that evaluating the expressions of a projection on all nodes may take, and more for each device:
+# claims name them, so what they cost has an end, however many questions it is spread over.
+EVALUATION_STEPS: Final = 480_000
+_EVALUATION_STEPS_PER_DEVICE: Final = 4
+
+
+class _Evaluations(Budget):
+    """What evaluating the expressions of a projection on all nodes may cost; it is upkeep as well.
+
+    Attributes:
+        question: that is being answered.
+        devices: that were looked at.
+    """
+
+    __slots__ = ("_last", "devices", "question")
+
+    def __init__(self, steps: int) -> None:
+        super().__init__(steps)
+        self.question = Budget()
+        self.devices = 0
+        self._last: Facts | None = None
+
+    def allow(self, facts: Facts, expressions: int) -> None:
+        """Allow more for the devices of a node."""
+        # Once for each node, which several questions may try, and not when everything is used up: each
+        # question would get a little further at the cost of all others.
+        if expressions and facts is not self._last and not self.exhausted:
+            self._last = facts
+            self.devices += len(facts.entries)
+            self.left += _EVALUATION_STEPS_PER_DEVICE * expressions * len(facts.entries)
+
+    def spend(self, steps: int = 1) -> None:
+        """See ``Budget.spend``. Raises IndexUnfinished, too."""
+        super().spend(steps)
+        self.question.keep_up(steps)
+
+
+class SelectorsTooExpensive(BudgetExhausted):
+    """The expressions of claims cost too much on the devices of this fleet."""
+
+    def __init__(self, devices: int) -> None:
+        super().__init__()
+        self.devices = devices
+
+    def __str__(self) -> str:
+        return (
+            f"gave up: the selectors are too expensive to be evaluated on every device ({self.devices} were "
+            "looked at); ask for attributes by name, with fewer functions"
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -124,22 +182,30 @@ class FleetIndex:
         columns: values, shared by all projections.
         projection: what claims can see.
         default: how every pool is used; if None, as the policies say that ``follow`` gets.
+        evaluation_steps: that evaluating expressions on all nodes may take, besides a few for each device.
 
     Attributes:
         kinds: a device of each kind, with its view and pool.
         components, classes: in the order in which they were found; positions in them stay valid while
             ``generation`` is the same.
-        looks: number of times that a node was classified.
+        looks: number of times that a node was classified since the index started anew.
         first_fit: whether a layout so far has a pool that is used first-fit.
     """
 
-    def __init__(self, columns: Columns, projection: Iterable[Column], default: PoolPolicy | None) -> None:
+    def __init__(
+        self,
+        columns: Columns,
+        projection: Iterable[Column],
+        default: PoolPolicy | None,
+        evaluation_steps: int = EVALUATION_STEPS,
+    ) -> None:
         self.projection = tuple(sorted(projection))
+        self._expressions = sum(column[0] == "expression" for column in self.projection)
+        self._evaluation_steps = evaluation_steps
         self.generation = 0
         self._columns = columns
         self._default = default
         self._all = (BASE, TOPOLOGY_COLUMN, *self.projection)
-        self.looks = 0
         self._reset()
 
     def _reset(self) -> None:
@@ -149,9 +215,12 @@ class FleetIndex:
         self._cluster_wide: object = None
         self._policies: PoolPolicies = PersistentMap()
         self._allocated: PersistentMap[PoolID, PoolState] = PersistentMap()
-        # Nodes that differ in the snapshot and are not in their new classes yet: a question whose budget ends
-        # here leaves the rest to the next one.
+        # Nodes that differ in the snapshot and are not in their new classes yet: a question whose upkeep ends
+        # here leaves the rest to the next one. The queue has the same nodes; the last one is the next.
         self._pending: set[str] = set()
+        self._queue: list[str] = []
+        self._evaluations = _Evaluations(self._evaluation_steps)
+        self.looks = 0
         self._where: dict[str, NodeClass] = {}
         self._layouts: dict[Hashable, Layout] = {}
         self._node_classes: dict[tuple[int, Hashable], NodeClass] = {}
@@ -169,28 +238,67 @@ class FleetIndex:
         nodes = _PER_NODE * len(self._where)
         return self._weight + nodes + _PER_KIND * len(self.kinds) + _PER_COMPONENT * len(self.components)
 
-    def follow(self, snapshot: Snapshot, budget: Budget, policies: PoolPolicies | None = None) -> None:
+    def forget_counters(self) -> None:
+        """Forget what partitions make impossible: it is measured against the largest amounts of the fleet."""
+        for component in self.components:
+            component.counters.clear()
+
+    def follow(
+        self,
+        snapshot: Snapshot,
+        budget: Budget,
+        policies: PoolPolicies | None = None,
+        *,
+        most_layouts: int | None = None,
+    ) -> None:
         """Bring the classes up to the snapshot, and to the policies of pools if there is no default.
 
+        Args:
+            snapshot: to be followed.
+            budget: of the question, whose upkeep this is.
+            policies: of pools.
+            most_layouts: ends the work as soon as there are more.
+
         Raises:
-            BudgetExhausted: the question has nothing left for expressions that had to be evaluated; the next
-                call goes on with the remaining nodes.
+            IndexUnfinished: the question may do no more upkeep; the next call goes on with the other nodes.
+            SelectorsTooExpensive: expressions that had to be evaluated take too much work.
         """
         policies = self._policies if policies is None else policies
-        if len(self.classes) > max(_MAX_CLASSES, 4 * len(self._where)):
+        # Only a whole one starts anew: else a fleet that changes all the time would never have a whole one.
+        if not self._pending and len(self.classes) > max(_MAX_CLASSES, 4 * len(self._where)):
             self._reset()
         if self.shows(snapshot, policies):
             return
+        with budget.keeping_up():
+            self._evaluations.question = budget
+            self._follow(snapshot, budget, policies, most_layouts)
+
+    def _follow(
+        self, snapshot: Snapshot, budget: Budget, policies: PoolPolicies, most_layouts: int | None
+    ) -> None:
         index, taken = snapshot.index, snapshot.allocated.pools
         # Compared with the snapshot before by identity, so it has to be noted together with what differs.
-        self._pending |= self._dirty(snapshot, policies)
+        dirty = self._dirty(snapshot, policies) - self._pending
+        self._pending |= dirty
+        self._queue[:0] = sorted(dirty, reverse=True)
         self._policies = policies
         self._nodes, self._local = snapshot.nodes, index.local
         self._cluster_wide, self._allocated = index.cluster_wide, taken
-        for name in sorted(self._pending):
-            self._place(snapshot, name, budget)
+        while self._queue:
+            name = self._queue[-1]
+            try:
+                self._place(snapshot, name, budget)
+            except IndexUnfinished as e:
+                e.nodes, e.left = len(snapshot.nodes), len(self._queue)
+                raise
+            except BudgetExhausted:
+                raise SelectorsTooExpensive(self._evaluations.devices) from None
             self.looks += 1
+            self._queue.pop()
             self._pending.discard(name)
+            if most_layouts is not None and len(self._layouts) > most_layouts:
+                return
+        self._evaluations = _Evaluations(self._evaluation_steps)
 
     def shows(self, snapshot: Snapshot, policies: PoolPolicies | None = None) -> bool:
         """Return whether the classes are those of the snapshot under these policies."""
@@ -202,6 +310,11 @@ class FleetIndex:
             and snapshot.allocated.pools is self._allocated
             and (policies is None or policies is self._policies)
         )
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes that are in their classes."""
+        return len(self._where)
 
     @property
     def layouts(self) -> int:
@@ -258,8 +371,10 @@ class FleetIndex:
     def _class(self, snapshot: Snapshot, view: NodeView, budget: Budget) -> NodeClass:
         """Return the class of a node, a new one if there is no equal node."""
         facts = self._columns.facts(view)
-        budget.spend(1 + (len(self._all) + len(facts.entries)) // _ITEMS_PER_STEP)
-        layout = self._layout(snapshot, facts, budget)
+        numbers = self._numbers(snapshot, facts, budget)
+        # After what is kept of it even if the question ends here: each question gets further.
+        budget.keep_up(1 + (len(self._all) + len(facts.entries)) // _ITEMS_PER_STEP)
+        layout = self._layout(facts, numbers)
         states = tuple(snapshot.allocated.pool(p.id) for p in view.pools)
         in_use = tuple(
             _in_use(snapshot, facts, i, p, s) for i, (p, s) in enumerate(zip(view.pools, states, strict=True))
@@ -273,9 +388,8 @@ class FleetIndex:
             self._weight += _PER_CLASS + _PER_PART * len(known.parts)
         return known
 
-    def _layout(self, snapshot: Snapshot, facts: Facts, budget: Budget) -> Layout:
-        """Return the layout of a node, a new one if there is no equal node."""
-        numbers = [self._columns.number(snapshot, facts, column, budget) for column in self._all]
+    def _layout(self, facts: Facts, numbers: Sequence[int]) -> Layout:
+        """Return the layout of a node with these values of columns; a new one if no node is equal."""
         pools = facts.view.pools
         default = self._default
         policies = () if default is not None else tuple([self._policies.get(p.id) for p in pools])
@@ -287,6 +401,12 @@ class FleetIndex:
             self._weight += _PER_LAYOUT + _PER_COLUMN * len(self._all) + _PER_DEVICE * len(layout.kinds)
             self.first_fit = self.first_fit or layout.first_fit
         return layout
+
+    def _numbers(self, snapshot: Snapshot, facts: Facts, budget: Budget) -> list[int]:
+        """Return the numbers of a node's values of all columns."""
+        self._evaluations.allow(facts, self._expressions)
+        number, pays = self._columns.number, self._evaluations
+        return [number(snapshot, facts, column, budget, pays) for column in self._all]
 
     def _make_layout(
         self, facts: Facts, numbers: Sequence[int], policies: tuple[PoolPolicy | None, ...]

@@ -1,6 +1,11 @@
 """Best fit over a whole fleet without examining every node.
 
 Everything here is a cache: it makes answers cheap and changes none. Its size is bounded, in bytes.
+
+To build an index takes time for every node, which the question that needs it first does not pay for
+(``Budget.keep_up``). Anyone can ask for another index, so one is built at a time: a question that needs a
+further one goes on with that first. What devices have bounds how many indexes of attributes there can be;
+attributes that no device has need none.
 """
 
 from __future__ import annotations
@@ -8,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence, Set
+from collections.abc import Callable, Collection, Hashable, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,12 +21,18 @@ from dra_driver.api import codec, names
 from dra_driver.api.resource import ResourceClaim
 from dra_driver.caches import BoundedCache
 from dra_driver.structured.index.columns import Column, Columns
-from dra_driver.structured.index.equivalence import FleetIndex, NodeClass
+from dra_driver.structured.index.equivalence import (
+    EVALUATION_STEPS,
+    FleetIndex,
+    NodeClass,
+    SelectorsTooExpensive,
+)
 from dra_driver.structured.index.request_classes import RequestClass
 from dra_driver.structured.index.several_devices import SharedSolutions
+from dra_driver.structured.matching.constraints import ANY_DOMAIN
 from dra_driver.structured.matching.plan import ClaimPlan, compile_claims
 from dra_driver.structured.matching.problem import Options
-from dra_driver.structured.model.budget import Budget
+from dra_driver.structured.model.budget import Budget, IndexUnfinished
 from dra_driver.structured.model.snapshot import Snapshot
 from dra_driver.structured.model.types import DEFAULT_POLICY, PoolPolicies, PoolPolicy
 
@@ -41,6 +52,8 @@ _MAX_COLUMNS: Final = 32
 _MAX_ATTRIBUTES: Final = 16
 # Bytes of a claim that is kept for each byte that it is written with.
 _PER_BYTE: Final = 6
+# Names of attributes that no device has are remembered, as many as this.
+_MAX_ABSENT: Final = 4096
 # Policies that are asked about in turns, such as those of our pools and those of all pools.
 _MAX_ORIGINS: Final = 2
 # An attribute with more values than this (a serial number) splits nodes into classes of one; the results of
@@ -50,18 +63,20 @@ _MAX_VALUES: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a fleet may keep, in bytes; what was used least recently goes first.
+    """What a fleet may keep, in bytes (what was used least recently goes first), and what an index may cost.
 
     Attributes:
         request_classes: what is known about claims of equal requests; a class is small, mostly.
         solutions: that request classes share.
         indexes: indexes and columns together, besides what every fleet needs (``Columns.least``); an index is
-            as large as the fleet has different nodes.
+            as large as the fleet has different nodes. A single one is kept although it is larger.
+        evaluation_steps: that the expressions of an index may take (``FleetIndex``).
     """
 
     request_classes: int = 24 << 20
     solutions: int = 16 << 20
     indexes: int = 64 << 20
+    evaluation_steps: int = EVALUATION_STEPS
 
 
 class Fleet:
@@ -78,8 +93,16 @@ class Fleet:
         self._shared: SharedSolutions = BoundedCache(bounds.solutions)
         # The request class of the last question, whose weight has grown since it was put into the cache.
         self._grown: Hashable = None
-        # Attributes whose number of different values in the fleet is known.
+        # The index that is being built; and, where it is to replace another one, that one.
+        self._building: FleetIndex | None = None
+        self._replaces: FleetIndex | None = None
+        # Attributes whose number of different values in the fleet is known, and the nodes that are left to
+        # look at for those of which it is not.
         self._counted: set[Column] = set()
+        self._to_count: dict[Column, list[str]] = {}
+        # Attributes that claims named and no device had.
+        self._absent: set[str] = set()
+        self._attributes: Collection[str] = ()
         # Numbers of the origins of policies; the most recently used last.
         self._origins: OrderedDict[object, int] = OrderedDict()
         self._classes: object = None
@@ -97,8 +120,9 @@ class Fleet:
 
         Raises:
             FatalError: the claims ask for something that does not exist.
-            BudgetExhausted: the fleet has too many different devices for the selectors of the claims. What
-                was evaluated stays cached.
+            BudgetExhausted: the selectors of the claims take too long to compile, or to evaluate on all
+                devices. What was evaluated stays cached.
+            IndexUnfinished: the question may do no more upkeep; the next one goes on with it.
         """
         self._check(snapshot)
         use = options.default if policies is None else self._origin_number(policies)
@@ -114,7 +138,14 @@ class Fleet:
             known = _Known(request_class, _PER_BYTE * sum(len(w) for w in wanted if w is not None))
             self._request_classes.put(key, known, known.weight)
         self._grown = key
-        known.request_class.follow(snapshot, policies, budget)
+        index = known.request_class.index
+        try:
+            known.request_class.follow(snapshot, policies, budget)
+        except SelectorsTooExpensive:
+            # It will never be whole, and others need not wait for that.
+            self._is_built(index)
+            raise
+        self._is_built(index)
         return known.request_class
 
     def settle(self) -> None:
@@ -142,13 +173,16 @@ class Fleet:
         if self._indexed <= most:
             return
         self._keep_columns()
-        while self._indexed > most * 3 // 4 and len(self._indexes) > 1:
+        while self._indexed > most * 3 // 4 and len(self._indexes) > 1 + (self._building is not None):
             self._drop_oldest(with_expressions=0)
-        if self._indexed > most:
-            # One projection alone is too large, or the columns are full of what is no longer there.
+        # One projection alone may be larger than that: it would be built anew for each question, or never be
+        # whole. Otherwise the columns are full of what is no longer there.
+        if self._indexed > most and all(i.looks > 2 * max(1, i.nodes) for i in self._indexes.values()):
             self._indexes.clear()
             self._request_classes.clear()
             self._counted.clear()
+            self._to_count.clear()
+            self._building = self._replaces = None
             self._columns = Columns()
 
     def _drop_oldest(self, with_expressions: int) -> None:
@@ -156,13 +190,14 @@ class Fleet:
 
         Anyone can ask for as many expressions as there is room for indexes.
         """
-        of_expressions = [key for key in self._indexes if _has_expressions(key[0])]
-        key = of_expressions[0] if len(of_expressions) > with_expressions else next(iter(self._indexes))
+        finished = [key for key, index in self._indexes.items() if index is not self._building]
+        of_expressions = [key for key in finished if _has_expressions(key[0])]
+        key = of_expressions[0] if len(of_expressions) > with_expressions else finished[0]
         self._drop_request_classes(self._indexes.pop(key))
         self._keep_columns()
 
     def _keep_columns(self) -> None:
-        self._columns.keep({c for of, _ in self._indexes for c in of})
+        self._columns.keep({c for of, _ in self._indexes for c in of} | self._to_count.keys())
         self._counted &= self._columns.known
 
     def prepare(self, snapshot: Snapshot, policies: PoolPolicies | None = None) -> None:
@@ -173,7 +208,9 @@ class Fleet:
         self._check(snapshot)
         use = DEFAULT_POLICY if policies is None else self._origin_number(policies)
         budget = Budget(sys.maxsize)
-        self._index(snapshot, (), use, policies, budget).follow(snapshot, budget, policies)
+        index = self._index(snapshot, (), use, policies, budget)
+        index.follow(snapshot, budget, policies)
+        self._is_built(index)
 
     def classes(
         self, request_class: RequestClass, allowed: Callable[[str], bool] | None
@@ -202,13 +239,19 @@ class Fleet:
         return number
 
     def _check(self, snapshot: Snapshot) -> None:
-        """Drop what other DeviceClasses, or other largest amounts, make wrong."""
+        """Drop what other DeviceClasses, other largest amounts, or new attributes make wrong."""
+        attributes = snapshot.index.attributes
+        if attributes is not self._attributes:
+            self._attributes = attributes
+            if not self._absent.isdisjoint(attributes):
+                self._forget_absent()
         scale = snapshot.index.capacity_scale
         if snapshot.classes is self._classes and (scale is self._scale or scale == self._scale):
             return
         if scale != self._scale:
-            # Costs are fractions of the largest amounts, so all of them have changed.
-            self._indexes.clear()
+            # Costs are fractions of the largest amounts, so all of them have changed; classes have not.
+            for index in self._indexes.values():
+                index.forget_counters()
             self._shared.clear()
         self._request_classes.clear()
         self._classes, self._scale = snapshot.classes, scale
@@ -221,44 +264,93 @@ class Fleet:
         policies: PoolPolicies | None,
         budget: Budget,
     ) -> FleetIndex:
-        """Return an index that shows what the claims can see: one that exists, one extended, or a new one."""
+        """Return an index that shows what the claims can see: one that exists, one extended, or a new one.
+
+        It may have to follow the snapshot yet.
+        """
         needed = self._needed(snapshot, plans, budget)
+        if (known := self._suitable(needed, use)) is not None:
+            return known
+        if self._building is not None:
+            # Possibly of others: that there is one at a time bounds what is kept, and each of them ends.
+            self._go_on(snapshot, policies, budget)
+            if (known := self._suitable(needed, use)) is not None:
+                return known
         for (columns, of), index in reversed(self._indexes.items()):
-            # Claims must not pay for the evaluation of other claims' expressions.
-            if of == use and needed <= columns and not _has_expressions(columns - needed):
-                self._indexes.move_to_end((columns, of))
-                return index
-        for (columns, of), index in reversed(self._indexes.items()):
-            # Only attributes are merged, for the same reason.
+            # Only attributes are merged: claims must not pay for the evaluation of other claims' expressions.
             if _has_expressions(needed | columns):
                 continue
             if of == use and index.layouts <= _MAX_LAYOUTS and len(needed | columns) <= _MAX_COLUMNS:
-                both = self._make(snapshot, needed | columns, use, policies, budget)
-                if both.layouts <= _MAX_LAYOUTS:
-                    del self._indexes[columns, of]
-                    self._drop_request_classes(index)
-                    return both
-                del self._indexes[needed | columns, use]
+                self._begin(needed | columns, use, replaces=index)
+                self._go_on(snapshot, policies, budget)
+                if (known := self._suitable(needed, use)) is not None:
+                    return known
                 break
-        return self._make(snapshot, needed, use, policies, budget)
+        return self._begin(needed, use)
 
-    def _make(
-        self,
-        snapshot: Snapshot,
-        columns: frozenset[Column],
-        use: _Use,
-        policies: PoolPolicies | None,
-        budget: Budget,
-    ) -> FleetIndex:
-        """Build an index, in place of the one that was used least recently if there are too many."""
+    def _suitable(self, needed: frozenset[Column], use: _Use) -> FleetIndex | None:
+        """Return an index that shows some columns, one that is whole if possible; None if there is none.
+
+        One that may replace another is not known to be good before it is whole.
+        """
+        found = [
+            (key, index)
+            for key, index in reversed(self._indexes.items())
+            # Claims must not pay for the evaluation of other claims' expressions.
+            if key[1] == use and needed <= key[0] and not _has_expressions(key[0] - needed)
+        ]
+        whole = [(key, index) for key, index in found if index is not self._building]
+        for key, index in whole or (found if self._replaces is None else []):
+            self._indexes.move_to_end(key)
+            return index
+        return None
+
+    def _begin(self, columns: frozenset[Column], use: _Use, replaces: FleetIndex | None = None) -> FleetIndex:
+        """Begin to build an index, in place of the one used least recently if there are too many.
+
+        Args:
+            columns: that it shows.
+            use: how pools are used.
+            replaces: dropped when the new one is whole, unless that has too many layouts.
+        """
         default = use if isinstance(use, PoolPolicy) else None
-        index = FleetIndex(self._columns, columns, default)
-        # Where the budget does not suffice, the index keeps what was classified: the next try gets further.
+        index = FleetIndex(self._columns, columns, default, self._bounds.evaluation_steps)
+        self._building, self._replaces = index, replaces
         self._indexes[columns, use] = index
         if len(self._indexes) > _MAX_INDEXES:
             self._drop_oldest(with_expressions=_MAX_INDEXES // 2)
-        index.follow(snapshot, budget, policies)
         return index
+
+    def _go_on(self, snapshot: Snapshot, policies: PoolPolicies | None, budget: Budget) -> None:
+        """Go on building; what was classified stays, so each question gets further."""
+        index = self._building
+        assert index is not None
+        key = next(k for k, i in self._indexes.items() if i is index)
+        most = _MAX_LAYOUTS if self._replaces is not None else None
+        own = policies is None or self._origins.get(policies.origin) == key[1]
+        try:
+            index.follow(snapshot, budget, policies if own else None, most_layouts=most)
+        except SelectorsTooExpensive:
+            # It is kept, and refuses all that ask for it; it is not theirs that ask now.
+            self._building = None
+            return
+        replaced, self._replaces, self._building = self._replaces, None, None
+        if replaced is None:
+            return
+        worse = index if index.layouts > _MAX_LAYOUTS else replaced
+        for key in [k for k, i in self._indexes.items() if i is worse]:
+            del self._indexes[key]
+            self._drop_request_classes(worse)
+
+    def _is_built(self, index: FleetIndex) -> None:
+        """Note that an index needs no more work."""
+        if index is self._building and self._replaces is None:
+            self._building = None
+
+    def _forget_absent(self) -> None:
+        """Forget which attributes no device has, and all that rests on it."""
+        self._absent.clear()
+        self._request_classes.clear()
 
     def _drop_request_classes(self, index: FleetIndex) -> None:
         for key, known in self._request_classes.items():
@@ -270,7 +362,9 @@ class Fleet:
         columns: set[Column] = set()
         for plan in plans:
             for constraint in plan.constraints:
-                columns.add(("same", constraint.match_attribute or constraint.distinct_attribute or ""))
+                name = constraint.match_attribute or constraint.distinct_attribute or ""
+                if name.startswith(ANY_DOMAIN) or self._exists(snapshot, name):
+                    columns.add(("same", name))
             for request in plan.requests:
                 for alternative in request.alternatives:
                     for expression in alternative.selectors:
@@ -284,14 +378,44 @@ class Fleet:
             return set()
         if references.everything or references.representation or references.size > _MAX_ATTRIBUTES:
             return {("expression", expression)}
-        columns: set[Column] = {("attribute", domain, name) for domain, name in references.attributes}
-        for column in columns - self._counted:
-            self._counted.add(column)
-            for name in snapshot.nodes:
-                self._columns.number(snapshot, self._columns.facts(snapshot.view(name)), column, budget)
+        columns: set[Column] = {
+            ("attribute", domain, name)
+            for domain, name in references.attributes
+            if self._exists(snapshot, f"{domain}/{name}")
+        }
+        for column in sorted(columns - self._counted):
+            self._count(snapshot, column, budget)
         if any(self._columns.distinct(column) > _MAX_VALUES for column in columns):
             return {("expression", expression)}
         return columns
+
+    def _exists(self, snapshot: Snapshot, name: str) -> bool:
+        """Return whether a device has an attribute of this name; note if none has."""
+        if snapshot.index.has_attribute(name):
+            return True
+        if len(self._absent) >= _MAX_ABSENT:
+            self._forget_absent()
+        self._absent.add(name)
+        return False
+
+    def _count(self, snapshot: Snapshot, column: Column, budget: Budget) -> None:
+        """Count the values of an attribute, until there are too many of them to be told apart by it."""
+        left = self._to_count.get(column)
+        if left is None:
+            left = self._to_count[column] = sorted(snapshot.nodes, reverse=True)
+        columns = self._columns
+        with budget.keeping_up():
+            while left and columns.distinct(column) <= _MAX_VALUES:
+                if left[-1] in snapshot.nodes:
+                    facts = columns.facts(snapshot.view(left[-1]))
+                    try:
+                        columns.number(snapshot, facts, column, budget, budget)
+                    except IndexUnfinished as e:
+                        e.nodes, e.left = len(snapshot.nodes), len(left)
+                        raise
+                left.pop()
+        del self._to_count[column]
+        self._counted.add(column)
 
 
 def _has_expressions(columns: Set[Column]) -> bool:

@@ -87,7 +87,7 @@ class RequestClass:
             budget: of the question; everything until the next call is charged to it.
 
         Raises:
-            BudgetExhausted: as for ``FleetIndex.follow``.
+            IndexUnfinished, SelectorsTooExpensive: as for ``FleetIndex.follow``.
         """
         self._demand.budget = budget
         self.index.follow(snapshot, budget, policies)
@@ -101,6 +101,7 @@ class RequestClass:
 
         Raises:
             BudgetExhausted: none of those has an answer.
+            IndexUnfinished: there are classes that this and earlier questions had not enough upkeep for.
         """
         way = self._single if self._demand.single else self._several
         return way.best(snapshot, allowed)
@@ -145,7 +146,7 @@ class RequestClass:
         free = free_positions(nodes)
         costs = [(p, demand.kind(snapshot, layout.kinds[p])) for p in free]
         useful = [(p, c.costs) for p, c in costs if c.failing or any(cost is not None for cost in c.costs)]
-        bound = tuple(layout.columns[column] for column in demand.bound)
+        bound = tuple(layout.columns.get(column) for column in demand.bound)
         state = hash((layout.structure, bound, tuple(useful), () if layout.plain else nodes.in_use))
         if not (demand.counted and layout.plain) or any(c.failing for _, c in costs):
             return None, state

@@ -11,7 +11,7 @@ from dra_driver.caches import BoundedCache
 from dra_driver.structured.index.demand import Allowed, Choice, Demand, DevicePosition, Key, Solved
 from dra_driver.structured.index.equivalence import NodeClass, state_of
 from dra_driver.structured.matching.plan import FatalError
-from dra_driver.structured.model.budget import BudgetExhausted
+from dra_driver.structured.model.budget import BudgetExhausted, IndexUnfinished
 from dra_driver.structured.model.snapshot import Snapshot
 from dra_driver.structured.search import bestfit
 from dra_driver.structured.search.search import SearchLimitError
@@ -77,14 +77,11 @@ class BestClasses:
 
         Raises:
             BudgetExhausted: no class has an answer so far.
+            IndexUnfinished: not all classes are in order; the next call goes on.
         """
-        for number in range(self._seen, len(self._demand.index.classes)):
-            nodes = self._demand.index.classes[number]
-            self._demand.budget.spend(self._comparisons(nodes))
-            bound = self._lower_bound(snapshot, nodes)
-            if bound is not None:
-                insort(self._entries, _Entry(bound, number, nodes, None))
-            self._seen = number + 1
+        if self._seen < len(self._demand.index.classes):
+            with self._demand.budget.keeping_up():
+                self._order(snapshot)
         # Classes that this question has too little left for; the next one tries them again.
         again: list[_Entry] = []
         try:
@@ -93,6 +90,21 @@ class BestClasses:
             for entry in again:
                 insort(self._entries, entry)
         return None if best is None else Choice(best[0], best[1].places, best[1].chosen)
+
+    def _order(self, snapshot: Snapshot) -> None:
+        """Put the classes that the index has added into the order."""
+        classes, budget = self._demand.index.classes, self._demand.budget
+        for number in range(self._seen, len(classes)):
+            nodes = classes[number]
+            try:
+                budget.keep_up(self._comparisons(nodes))
+            except IndexUnfinished as e:
+                e.nodes = len(snapshot.nodes)
+                raise
+            bound = self._lower_bound(snapshot, nodes)
+            if bound is not None:
+                insort(self._entries, _Entry(bound, number, nodes, None))
+            self._seen = number + 1
 
     def _best_of_entries(
         self, snapshot: Snapshot, allowed: Allowed | None, again: list[_Entry]
@@ -202,7 +214,7 @@ class BestClasses:
             tuple(None if c is None else (c[0], c[1] - least[i], *c[2:]) for i, c in enumerate(costs))
             for costs in kinds
         )
-        same = tuple(nodes.layout.columns[column] for column in demand.bound)
+        same = tuple(nodes.layout.columns.get(column) for column in demand.bound)
         key = (demand.structure, nodes.layout.structure, same, relative, nodes.in_use)
         known = self._shared.get(key)
         if known is not None:

@@ -8,6 +8,7 @@ from typing import Final
 
 from dra_driver.structured.index.demand import Allowed, Choice, Demand, DevicePosition, Key
 from dra_driver.structured.index.equivalence import ComponentClass, state_of
+from dra_driver.structured.model.budget import IndexUnfinished
 from dra_driver.structured.model.snapshot import Snapshot
 from dra_driver.structured.search.cost import Costs
 
@@ -16,6 +17,8 @@ __all__ = ["CheapestDevices"]
 
 # Bytes of a component class in the order, measured.
 _PER_PART: Final = 320
+# Of a component class that are compared in the time of a step.
+_DEVICES_PER_STEP: Final = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -58,15 +61,14 @@ class CheapestDevices:
         """Return the cheapest device of the fleet, on the best of the nodes that have one.
 
         Of component classes with equal costs the policy for nodes decides, then the name of the node.
+
+        Raises:
+            BudgetExhausted: a selector could not be evaluated for a kind of device.
+            IndexUnfinished: not all component classes are in order; the next call goes on.
         """
-        index = self._demand.index
-        for number in range(self._seen, len(index.components)):
-            self._demand.budget.spend()
-            component = index.components[number]
-            found = self._cheapest(snapshot, component)
-            if found is not None:
-                insort(self._parts, _Part(found[0], number, component, found[1], found[2]))
-            self._seen = number + 1
+        if self._seen < len(self._demand.index.components):
+            with self._demand.budget.keeping_up():
+                self._order(snapshot)
         best: tuple[tuple[int, int], str] | None = None
         key: Key | None = None
         tied: dict[ComponentClass, _Part] = {}
@@ -86,6 +88,21 @@ class CheapestDevices:
         if best is None:
             return None
         return self._first_place(best, tied)
+
+    def _order(self, snapshot: Snapshot) -> None:
+        """Put the component classes that the index has added into the order."""
+        components, budget = self._demand.index.components, self._demand.budget
+        for number in range(self._seen, len(components)):
+            component = components[number]
+            try:
+                budget.keep_up(1 + len(component.allocated) // _DEVICES_PER_STEP)
+            except IndexUnfinished as e:
+                e.nodes = len(snapshot.nodes)
+                raise
+            found = self._cheapest(snapshot, component)
+            if found is not None:
+                insort(self._parts, _Part(found[0], number, component, found[1], found[2]))
+            self._seen = number + 1
 
     def _first_place(self, best: tuple[tuple[int, int], str], tied: dict[ComponentClass, _Part]) -> Choice:
         """Return the first of the equally cheap devices of the chosen node, in Kubernetes' order."""

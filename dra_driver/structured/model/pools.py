@@ -177,6 +177,9 @@ class PoolIndex:
         self.local: PersistentMap[str, LocalPools] = PersistentMap()
         self.cluster_wide = ClusterWide(frozenset(), {})
         self._sizes: Sizes = {}
+        # Number of slices with each attribute.
+        self._counts: Counter[str] = Counter()
+        self._named: frozenset[str] = frozenset()
         named: dict[str, ResourceSlice] = {}
         for slice_ in slices:
             # Names are unique in a cluster; in made-up data that have none they need not be.
@@ -219,17 +222,26 @@ class PoolIndex:
 
         # Differences, not new sums: a change of one slice must not cost a look at the whole cluster.
         delta: Counter[tuple[str, int]] = Counter()
+        named: Counter[str] = Counter()
         for name in gone:
             known = self._by_name.get(name)
             # A slice that the features exclude has a name but is in no pool.
             old = None if known is None else slices_of(known[0]).pop(name, None)
             if old is not None:
                 delta.subtract(_amounts(old))
+                named.subtract(_attribute_names(old))
         for entry in entries:
             slices_of(entry.pool)[entry.name] = entry
             delta.update(_amounts(entry))
+            named.update(_attribute_names(entry))
         self._by_name = self._by_name.updated({n: (pool_of_slice(s), s) for n, s in changed.items()}, gone)
         self._resize(delta)
+        if any(named.values()):
+            counts = Counter(self._counts)
+            counts.update(named)
+            self._counts = +counts
+            if self._counts.keys() != self._named:
+                self._named = frozenset(self._counts)
         self._replace_pools(
             {pool: tuple(by_name[n] for n in sorted(by_name)) for pool, by_name in by_pool.items()}
         )
@@ -288,6 +300,17 @@ class PoolIndex:
             self._sizes = {**self._sizes, **changed}
             # A cached property, copied with the index that this one comes from.
             self.__dict__.pop("capacity_scale", None)
+
+    def has_attribute(self, name: str) -> bool:
+        """Return whether a device may have an attribute of this name, which may lack the domain."""
+        if "/" in name:
+            return name in self._named
+        return any(known.rpartition("/")[2] == name for known in self._named)
+
+    @property
+    def attributes(self) -> Collection[str]:
+        """Qualified names of the attributes of all devices; the same object while they are the same."""
+        return self._named
 
     def view(self, node: Node) -> NodeView:
         """Return what the node can use; the same object as long as that is the same."""
@@ -392,6 +415,13 @@ def _amounts(entry: SliceEntry) -> Counter[tuple[str, int]]:
         for device in entry.devices
         for name, capacity in device.device.capacity.items()
     )
+
+
+def _attribute_names(entry: SliceEntry) -> set[str]:
+    """Return the qualified names of the attributes that devices of a slice have."""
+    names = {name for device in entry.devices for name in device.device.attributes}
+    driver = entry.pool.driver
+    return {name if "/" in name else f"{driver}/{name}" for name in names}
 
 
 def _make_view(

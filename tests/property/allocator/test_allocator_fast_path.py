@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from typing import Any
 
 import msgspec
@@ -29,8 +31,10 @@ from dra_driver.ownership import PoolID
 from dra_driver.structured import (
     Allocated,
     AllocatedState,
+    Budget,
     DoesNotFit,
     Failed,
+    IndexUnfinished,
     NodePolicy,
     Outcome,
     PersistentMap,
@@ -165,8 +169,18 @@ def seen(outcome: Outcome) -> object:
             return message, only_this_node, where
 
 
-def same(now: Snapshot, pod: list[ResourceClaim], **how: Any) -> Outcome:
-    fast, slow = allocate(now, pod, **how), allocate_by_scan(now, pod, **how)
+def in_pieces(now: Snapshot, pod: list[ResourceClaim], upkeep: int, **how: Any) -> Outcome:
+    """Ask until there is an answer, each time with so much upkeep."""
+    for _ in range(5_000):
+        try:
+            return allocate(now, pod, budget=Budget(upkeep_steps=upkeep), **how)
+        except IndexUnfinished:
+            event("in pieces")
+    raise AssertionError("no question gets further")
+
+
+def same(now: Snapshot, pod: list[ResourceClaim], upkeep: int = sys.maxsize, **how: Any) -> Outcome:
+    fast, slow = in_pieces(now, pod, upkeep, **how), allocate_by_scan(now, pod, **how)
     event(type(fast).__name__)
     assert seen(fast) == seen(slow)
     if isinstance(fast, DoesNotFit):
@@ -209,7 +223,12 @@ def test_equal_nodes_solved_once_give_what_every_node_gives(
                     how["pools"] = PersistentMap(rules_of(now, data))
                 if data.draw(st.integers(0, 3)) == 0:
                     how["policy"] = NodePolicy.SPREAD
-                outcome = same(now, pod, **how)
+                upkeep = data.draw(st.sampled_from([1, 7, 40, sys.maxsize, sys.maxsize]))
+                if data.draw(st.integers(0, 3)) == 0:
+                    # Another question, which nobody waits for.
+                    with contextlib.suppress(IndexUnfinished):
+                        allocate(now, [data.draw(claims("other"))], budget=Budget(upkeep_steps=upkeep), **how)
+                outcome = same(now, pod, upkeep, **how)
                 if isinstance(outcome, Allocated):
                     made = zip((str(c.key) for c in pod), outcome.results, strict=True)
                     held += made

@@ -140,14 +140,25 @@ def test_a_request_class_larger_than_all_may_be_is_not_kept() -> None:
 
 
 def test_indexes_make_room() -> None:
-    cluster, kept = fleet(50), Fleet(Bounds(indexes=200_000))
+    # So many nodes that each expression has an index of its own.
+    cluster, kept = fleet(70), Fleet(Bounds(indexes=400_000))
     cluster.memory.put(kept)
     for i in range(30):
         allocate(cluster, [claim("c", selected(f'{OF}.uuid.endsWith("{i}")'))], budget=Budget())
-        assert kept._indexed <= 200_000 + kept._columns.least
+        assert kept._indexed <= 400_000 + kept._columns.least
     # An answer is the same, whatever had to go.
     wanted = claim("c", selected(f'{OF}.uuid.endsWith("7-1")'))
-    assert allocate(cluster, [wanted]) == allocate(fleet(50), [wanted])
+    assert allocate(cluster, [wanted]) == allocate(fleet(70), [wanted])
+
+
+def test_an_index_that_alone_is_larger_than_all_may_be_is_not_built_anew_for_each_question() -> None:
+    cluster, kept = fleet(50), Fleet(Bounds(indexes=1_000))
+    cluster.memory.put(kept)
+    for i in range(3):
+        budget = Budget()
+        allocate(cluster, [claim("c", selected(f'{OF}.uuid.endsWith("{i}")'))], budget=budget)
+        assert len(kept._indexes) == 1
+        assert budget.upkeep > 250 if i == 0 else budget.upkeep < 200
 
 
 def test_columns_of_what_is_gone_do_not_stay() -> None:

@@ -1,0 +1,249 @@
+"""What an index of all nodes costs: no question pays for it, and it can be built in pieces."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from allocator_world import claim, device, exactly, partitioned_pool, pool, snapshot, takes
+
+from dra_driver.api.resource import ResourceClaim
+from dra_driver.structured import (
+    Allocated,
+    Budget,
+    DoesNotFit,
+    Failed,
+    GroupAllocated,
+    GroupMember,
+    IndexUnfinished,
+    Outcome,
+    Snapshot,
+    allocate,
+    allocate_group,
+    prepare,
+)
+from dra_driver.structured.index.fleet import Bounds, Fleet
+
+DOMAIN = "gpu.example.com"
+OF = f'device.attributes["{DOMAIN}"]'
+NODES = 120
+
+
+def selected(expression: str, count: int | None = 1) -> dict[str, Any]:
+    return exactly(count, selectors=[{"cel": {"expression": expression}}])
+
+
+def gpus(n: int) -> list[dict[str, Any]]:
+    shared = {"model": "large" if n == NODES - 1 else "small", "rack": f"r{n % 7}", "zone": f"z{n % 3}"}
+    return [device(f"gpu-{k}", "40Gi", attributes={**shared, "uuid": f"GPU-{n:03}-{k}"}) for k in range(2)]
+
+
+def whole_gpus() -> Snapshot:
+    cluster = snapshot(*(pool(f"n{n:03}", *gpus(n)) for n in range(NODES)))
+    prepare(cluster)
+    return cluster
+
+
+def partitions() -> Snapshot:
+    def parts(n: int) -> list[dict[str, Any]]:
+        return [
+            device(
+                f"p{k}", "10Gi", attributes={"profile": "1g", "n": n % 5}, consumesCounters=takes("g", s="1")
+            )
+            for k in range(2)
+        ]
+
+    cluster = snapshot(*(partitioned_pool(f"n{n:03}", {"g": {"s": "2"}}, *parts(n)) for n in range(NODES)))
+    prepare(cluster)
+    return cluster
+
+
+LARGE = claim("large", selected(f'{OF}.model == "large"'))
+SAME_RACK = [{"matchAttribute": f"{DOMAIN}/rack"}]
+KINDS: dict[str, tuple[Callable[[], Snapshot], ResourceClaim]] = {
+    "single": (whole_gpus, LARGE),
+    "several": (whole_gpus, claim("two", exactly(2), constraints=SAME_RACK)),
+    "all": (whole_gpus, claim("all", selected(f'{OF}.model != ""', None))),
+    "partition": (partitions, claim("part", selected(f'{OF}.profile == "1g"'))),
+    "a serial number": (whole_gpus, claim("serial", selected(f'{OF}.uuid.endsWith("{NODES - 1}-1")'))),
+    "everything": (whole_gpus, claim("every", selected(f'{OF}.exists(k, k == "uuid")'))),
+}
+
+
+def in_pieces(
+    cluster: Snapshot, wanted: ResourceClaim, upkeep: int = 40
+) -> Iterator[Outcome | IndexUnfinished]:
+    """What a question is answered that is asked until there is an answer."""
+    for _ in range(1_000):
+        try:
+            yield allocate(cluster, [wanted], budget=Budget(400, upkeep_steps=upkeep))
+            return
+        except IndexUnfinished as e:
+            yield e
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_question_of_a_kind_does_not_pay_for_the_index(kind: str) -> None:
+    made, wanted = KINDS[kind]
+    # Far less than a step for each node and column.
+    outcome = allocate(made(), [wanted], budget=Budget(2 * NODES))
+    assert isinstance(outcome, Allocated), outcome
+    assert outcome == allocate(made(), [wanted])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_answer_that_is_not_known_yet_is_neither_a_refusal_nor_given_up(kind: str) -> None:
+    made, wanted = KINDS[kind]
+    outcomes = list(in_pieces(made(), wanted))
+    assert len(outcomes) > 3
+    assert all(isinstance(o, IndexUnfinished) for o in outcomes[:-1])
+    assert outcomes[-1] == allocate(made(), [wanted])
+
+
+def test_what_is_not_known_yet_says_how_far_it_is() -> None:
+    *unfinished, _ = in_pieces(whole_gpus(), KINDS["several"][1])
+    left = [e.left for e in unfinished if isinstance(e, IndexUnfinished)]
+    assert left[-1] < left[0] < NODES
+    done = NODES - left[0]
+    text = f"the allocator is still preparing its index of 120 nodes for such claims, {done} of them are done"
+    assert str(unfinished[0]) == text
+
+
+def test_upkeep_does_not_use_up_the_seconds_of_a_question() -> None:
+    ticks = itertools.count()
+    budget = Budget(seconds=8.0, clock=lambda: float(next(ticks)))
+    assert isinstance(allocate(whole_gpus(), [LARGE], budget=budget), Allocated)
+    assert next(ticks) > 12
+    assert budget.seconds < 8
+
+
+def test_upkeep_ends_by_the_clock() -> None:
+    ticks = itertools.count()
+    cluster = whole_gpus()
+    with pytest.raises(IndexUnfinished):
+        allocate(
+            cluster, [LARGE], budget=Budget(clock=lambda: next(ticks) / 10, seconds=1e9, upkeep_seconds=0.5)
+        )
+    assert next(ticks) < 20
+    # Without any, nothing is done.
+    with pytest.raises(IndexUnfinished):
+        allocate(cluster, [LARGE], budget=Budget(clock=lambda: 0.0, upkeep_seconds=0.0))
+
+
+def test_a_group_waits_for_the_index_as_well() -> None:
+    cluster = whole_gpus()
+    members = [GroupMember((claim(f"m{i}", selected(f'{OF}.rack == "r3"')),)) for i in range(3)]
+    with pytest.raises(IndexUnfinished):
+        allocate_group(cluster, members, budget=Budget(upkeep_steps=40))
+    for _ in range(100):
+        try:
+            found = allocate_group(cluster, members, budget=Budget(upkeep_steps=40))
+        except IndexUnfinished:
+            continue
+        assert isinstance(found, GroupAllocated)
+        return
+    raise AssertionError("it gets no further")
+
+
+def test_one_index_is_built_at_a_time_and_each_is_finished() -> None:
+    cluster = whole_gpus()
+    # Each needs an index of its own; none of these questions is asked again.
+    for i in range(30):
+        other = claim(f"c{i}", selected(f'{OF}.uuid.endsWith("{i}-0")'))
+        with pytest.raises(IndexUnfinished):
+            allocate(cluster, [other], budget=Budget(upkeep_steps=5))
+    kept = cluster.memory.of(Fleet)
+    assert len(kept._indexes) <= 2
+    assert isinstance(list(in_pieces(cluster, LARGE))[-1], Allocated)
+    assert isinstance(list(in_pieces(cluster, KINDS["a serial number"][1]))[-1], Allocated)
+
+
+def test_an_index_that_is_being_built_is_not_dropped_for_others() -> None:
+    cluster, wanted = whole_gpus(), KINDS["a serial number"][1]
+    kept = cluster.memory.of(Fleet)
+    for i, _ in enumerate(in_pieces(cluster, wanted, upkeep=200)):
+        # Between two pieces, others ask for more indexes than are kept.
+        building = kept._building
+        for k in range(20):
+            other = claim("o", selected(f'{OF}.uuid.endsWith("{i}-{k}")'))
+            try:
+                allocate(cluster, [other], budget=Budget(upkeep_steps=1))
+            except IndexUnfinished:
+                pass
+        assert building is None or building in kept._indexes.values()
+    assert isinstance(allocate(cluster, [wanted], budget=Budget(upkeep_steps=10)), Allocated)
+
+
+def test_attributes_that_no_device_has_need_no_index() -> None:
+    cluster = whole_gpus()
+    for i in range(50):
+        absent = claim("c", selected(f"!has({OF}.n{i})"), constraints=[{"matchAttribute": f"{DOMAIN}/m{i}"}])
+        # Compiling is the question's own work.
+        budget = Budget(upkeep_steps=20)
+        assert isinstance(allocate(cluster, [absent], budget=budget), DoesNotFit)
+    assert len(cluster.memory.of(Fleet)._indexes) == 1
+
+
+def test_an_attribute_that_a_device_gets_later_is_seen() -> None:
+    cluster = whole_gpus()
+    has = claim("has", selected(f'has({OF}.fresh) && {OF}.fresh == "yes"'))
+    equal = claim("equal", exactly(2), constraints=[{"matchAttribute": f"{DOMAIN}/fresh"}])
+    for wanted in (has, equal):
+        assert isinstance(allocate(cluster, [wanted]), DoesNotFit)
+    fresh = [device(f"gpu-{k}", "40Gi", attributes={"fresh": "yes"}) for k in range(2)]
+    changed = cluster.with_slices([pool("n007", *fresh)])
+    for wanted in (has, equal):
+        outcome = allocate(changed, [wanted])
+        assert isinstance(outcome, Allocated)
+        assert outcome.node == "n007"
+
+
+def test_a_larger_device_does_not_build_every_index_anew() -> None:
+    cluster = whole_gpus()
+    allocate(cluster, [LARGE])
+    grown = cluster.with_slices([pool("n003", device("gpu-0", "80Gi", attributes={"model": "large"}))])
+    budget = Budget(upkeep_steps=40)
+    assert isinstance(allocate(grown, [claim("huge", exactly(1, "60Gi"))], budget=budget), Allocated)
+    assert isinstance(allocate(grown, [LARGE], budget=Budget(upkeep_steps=40)), Allocated)
+
+
+def test_what_partitions_make_impossible_is_measured_anew_beside_larger_devices() -> None:
+    def fresh(*more: Any) -> Snapshot:
+        made = [
+            partitioned_pool(
+                "n1",
+                {"g": {"s": "4"}},
+                device("half", "20Gi", consumesCounters=takes("g", s="2")),
+                device("quarter", "10Gi", consumesCounters=takes("g", s="1")),
+            )
+        ]
+        return snapshot(*made, *more)
+
+    huge = pool("n2", device("huge", "900Gi"))
+    small = claim("small", exactly(1, "5Gi"))
+    cluster = fresh()
+    allocate(cluster, [small])
+    assert allocate(cluster.with_slices([huge]), [small]) == allocate(fresh(huge), [small])
+
+
+def test_selectors_that_cost_too_much_on_the_whole_fleet_are_given_up_for_that_reason() -> None:
+    cluster = whole_gpus()
+    cluster.memory.put(Fleet(Bounds(evaluation_steps=2_000)))
+    prepare(cluster)
+    wanted = claim("slow", selected(f"lists.range(300).all(i, {OF}.uuid != string(i))"))
+    for _ in range(1_000):
+        try:
+            outcome = allocate(cluster, [wanted], budget=Budget(upkeep_steps=500))
+            break
+        except IndexUnfinished:
+            pass
+    assert isinstance(outcome, Failed)
+    assert outcome.gave_up
+    assert "the selectors are too expensive to be evaluated on every device" in outcome.message
+    # From then on this costs little, and nobody else waits for it.
+    again = Budget(upkeep_steps=500)
+    assert isinstance(allocate(cluster, [wanted], budget=again), Failed)
+    assert again.upkeep < 100
+    assert isinstance(list(in_pieces(cluster, LARGE))[-1], Allocated)
