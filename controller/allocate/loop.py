@@ -18,6 +18,7 @@ from controller.allocate.decide import (
     Hard,
     Lane,
     Lend,
+    NotYet,
     PodAnswer,
     Proceed,
     Rank,
@@ -57,6 +58,9 @@ log = structlog.get_logger(__name__)
 _SETTLING_SECONDS: Final = 1.0
 # Until a pod is looked at again at the soonest.
 _SOONEST_SECONDS: Final = 0.05
+# Until a question is asked again that has no answer while an index is prepared.
+_INDEX_SECONDS: Final = 0.5
+_ASKED_PER_SECOND: Final = 50
 _LENT_FOR_ANOTHER: Final = "devices are lent to kube-scheduler for another pod that uses the same claim"
 
 
@@ -264,6 +268,8 @@ class Allocator:
             case Lend():
                 assert self._lender is not None
                 self._lender.begin(pod, answer.decision)
+            case NotYet():
+                self._not_yet(pod, answer.group, answer.decision)
             case SetAside():
                 raise AssertionError("it answers another question")
 
@@ -281,6 +287,18 @@ class Allocator:
         self._reports.waits(pod, group, decision)
         if decision.poll:
             self._wakeups.queue.add_after(pod.key, max(decision.poll, _SOONEST_SECONDS))
+
+    def _not_yet(self, pod: Pod, group: GroupMembers | None, decision: NotYet) -> None:
+        """Have a pod wait with those that ask for the same; the first of them is soon asked about again."""
+        log.debug("pod waits", pod=str(pod.key), reason=decision.message)
+        queue, pending = self._wakeups.queue, self._wakeups.pending
+        following = pending.add(pod, decision.signature, self._rank_of(group))
+        if following is not None:
+            queue.add(following)
+        self._reports.prepares(pod, decision)
+        if pending.is_first(pod.key):
+            # However many different pods wait for an index, they are asked about so often together.
+            queue.add_after(pod.key, max(_INDEX_SECONDS, self._reports.preparing / _ASKED_PER_SECOND))
 
     # --- nothing is left to be allocated --------------------------------------------------------------------
 

@@ -88,6 +88,11 @@ class PendingPods:
         signature = self._signatures.get(key)
         return [] if signature is None else [k for k in self._alike[signature].ranks if k != key]
 
+    def is_first(self, key: ObjectKey) -> bool:
+        """Return whether a pod waits, and is the first of its signature."""
+        signature = self._signatures.get(key)
+        return signature is not None and self._alike[signature].first().key == key
+
     def rank(self, key: ObjectKey) -> Rank | None:
         """Return the rank with which a pod waits, that of its group where it has one; None: it does not."""
         signature = self._signatures.get(key)

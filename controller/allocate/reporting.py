@@ -11,6 +11,7 @@ import structlog
 from controller.allocate.decide import (
     CLAIM_INDEX,
     GroupMembers,
+    NotYet,
     PodAnswer,
     PodID,
     Refuse,
@@ -77,10 +78,13 @@ class AllocationReports:
         self._first_seen: dict[Uid, float] = {}
         # Pods about whose claims Events say that they cannot be allocated.
         self._refused: set[Uid] = set()
+        # Pods about which an Event says that an index is being prepared for them.
+        self._preparing: set[Uid] = set()
         pods.add_handler(Handler(deleted=self._forget))
 
     def _forget(self, pod: Pod) -> None:
         """Forget a pod that is gone."""
+        self._preparing.discard(pod.metadata.uid)
         self._first_seen.pop(pod.metadata.uid, None)
         self._refused.discard(pod.metadata.uid)
 
@@ -103,6 +107,7 @@ class AllocationReports:
 
     def served(self, pod: Pod, *, allocated: bool) -> None:
         """Report that a pod waits no longer."""
+        self._preparing.discard(pod.metadata.uid)
         self._reasons.served(pod, allocated=allocated)
 
     # --- pods that wait -------------------------------------------------------------------------------------
@@ -151,6 +156,19 @@ class AllocationReports:
         self._reasons.waits(pod, "DecisionDelayed", text)
         self._recorder.event(PODS, pod, "Normal", "DecisionDelayed", text)
 
+    @property
+    def preparing(self) -> int:
+        """Number of pods of which it is not known yet whether they can be served."""
+        return len(self._preparing)
+
+    def prepares(self, pod: Pod, decision: NotYet) -> None:
+        """Report that it is not known yet whether a pod can be served."""
+        self._reasons.waits(pod, "PreparingIndex", decision.message, passing=True)
+        # One Event, not one for each part of the index.
+        if pod.metadata.uid not in self._preparing:
+            self._preparing.add(pod.metadata.uid)
+            self._recorder.event(PODS, pod, "Normal", "PreparingIndex", decision.message)
+
     def waits(self, pod: Pod, group: GroupMembers | None, decision: Wait) -> None:
         """Report that a pod waits for its group, for its volumes, or for its claims."""
         if decision.volumes and group is None:
@@ -167,6 +185,7 @@ class AllocationReports:
     async def refused(self, pod: Pod, answer: PodAnswer, refusal: Refuse) -> None:
         """Report why the claims of a pod cannot be allocated now, also to pods that ask for the same."""
         avoided = {node: round(seconds, 1) for node, seconds in answer.avoided}
+        self._preparing.discard(pod.metadata.uid)
         # A limit of ours says nothing about the cluster, and the pod's author can do something about it.
         reason = "DecisionLimit" if answer.gave_up else "FailedAllocation"
         if answer.gave_up and not answer.remembered:

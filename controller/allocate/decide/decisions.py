@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from controller.allocate.decide.groups.gangs import Gangs
 from controller.allocate.decide.groups.group_members import Gang, GroupProblem
-from controller.allocate.decide.heavy import HeavyQuestions
+from controller.allocate.decide.heavy import UPKEEP_SECONDS, HeavyQuestions
 from controller.allocate.decide.intake import Intake
 from controller.allocate.decide.learned import Learned
 from controller.allocate.decide.memory import Memory
@@ -18,6 +18,7 @@ from controller.allocate.decide.messages import (
     GroupMembers,
     Hard,
     Lane,
+    NotYet,
     PodAnswer,
     PodID,
     PodQuestion,
@@ -54,7 +55,7 @@ from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey
 from dra_driver.api.resource import ResourceClaim
 from dra_driver.fleet import ShapeCount
-from dra_driver.structured import Budget
+from dra_driver.structured import Budget, IndexUnfinished
 
 __all__ = ["Decisions"]
 
@@ -181,6 +182,15 @@ class Decisions:
         """Return a value that is another one when the counts may be; None if there is nothing to count."""
         return self._decider.shapes_state() if self._settings.shapes else None
 
+    def prepare_shapes(self) -> bool:
+        """Prepare for a short time to count the request shapes; return whether all is ready."""
+        budget = self._heavy.budget(UPKEEP_SECONDS, upkeep=UPKEEP_SECONDS)
+        try:
+            self._decider.prepare_shapes(self._settings.shapes, budget)
+        except IndexUnfinished:
+            return False
+        return True
+
     def count_shapes(self, seconds: float) -> tuple[ShapeCount, ...]:
         """Count the request shapes in our pools.
 
@@ -231,6 +241,9 @@ class Decisions:
             refusal, gave_up = self._memory.refusal(key, pod, group), self._heavy.was_given_up(key)
             answer = PodAnswer(self._intake.version, refusal, members, pause=left, gave_up=gave_up)
             return self._complete(answer, pod, now)
+        if self._heavy.is_unfinished(key):
+            # Copies of the process cannot prepare its index, as they end; the fast lane can.
+            return None
         if question.lane is Lane.FAST and self._heavy.is_hard(pod.metadata.namespace, key, now):
             return PodAnswer(self._intake.version, Hard(), members)
         return None
@@ -246,16 +259,7 @@ class Decisions:
         group = self._group_of(pod)
         assert not isinstance(group, GroupProblem)
         budget = self._budget(question, is_group=group is not None)
-        gave_up = False
-        if question.set_aside:
-            decision: Decision = self._supposed.soonest(pod, group, budget, now)
-        elif ahead := self._supposed.ahead_of(pod, group, awaited=question.awaited):
-            with self._supposed.beside(ahead):
-                decision, gave_up = self._decide(pod, group, budget, question)
-            if isinstance(decision, Refuse):
-                decision = replace(decision, message=decision.message + NOTE)
-        else:
-            decision, gave_up = self._decide(pod, group, budget, question)
+        decision, gave_up = self._look(pod, group, budget, question)
         cut = budget.exhausted or budget.cut
         answer = PodAnswer(
             self._intake.version,
@@ -267,6 +271,38 @@ class Decisions:
             cut=cut,
         )
         return self._complete(answer, pod, now)
+
+    def keep_up(self, question: PodQuestion) -> bool:
+        """Prepare for a short time what a question lacked that was answered with ``NotYet``.
+
+        Returns:
+            Whether there is more to be prepared.
+        """
+        pod = self._pod(question.pod)
+        group = self._group_of(pod) if pod is not None else None
+        if pod is None or isinstance(group, GroupProblem):
+            return False
+        # Of the question itself only as much is worked out as leads to the index.
+        budget = self._heavy.budget(UPKEEP_SECONDS, upkeep=UPKEEP_SECONDS)
+        return isinstance(self._look(pod, group, budget, question)[0], NotYet)
+
+    def _look(
+        self, pod: Pod, group: Gang | None, budget: Budget, question: PodQuestion
+    ) -> tuple[Decision, bool]:
+        """Return what a question leads to, and whether it was given up."""
+        try:
+            if question.set_aside:
+                return self._supposed.soonest(pod, group, budget, question.now), False
+            ahead = self._supposed.ahead_of(pod, group, awaited=question.awaited)
+            if not ahead:
+                return self._decide(pod, group, budget, question)
+            with self._supposed.beside(ahead):
+                decision, gave_up = self._decide(pod, group, budget, question)
+            if isinstance(decision, Refuse):
+                decision = replace(decision, message=decision.message + NOTE)
+            return decision, gave_up
+        except IndexUnfinished as e:
+            return self._refusals.not_yet(pod, group, e, self._avoided(pod, question.now)), False
 
     def _decide(
         self, pod: Pod, group: Gang | None, budget: Budget, question: PodQuestion
@@ -343,9 +379,11 @@ class Decisions:
 
     def _budget(self, question: PodQuestion, *, is_group: bool) -> Budget:
         if question.lane is Lane.FAST:
-            return self._heavy.fast_budget(question.now)
+            return self._heavy.fast_budget(question.pod.key.namespace, question.now)
         settings = self._settings
-        return self._heavy.budget(settings.group_decision_seconds if is_group else settings.decision_seconds)
+        return self._heavy.slow_budget(
+            settings.group_decision_seconds if is_group else settings.decision_seconds
+        )
 
     def _complete(self, answer: PodAnswer, pod: Pod, now: float) -> PodAnswer:
         uids = {

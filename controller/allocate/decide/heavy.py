@@ -8,6 +8,9 @@ pods of others:
   the next ones, whoever asks; ten seconds later it has that back.
 * A namespace whose decisions were given up several times has all its questions in the slow lane; each minute
   makes up for one of them.
+* What an index of all nodes takes is not held against the pod that needs it first (``IndexUnfinished``). In
+  the fast lane a question builds for a short time, and for none if its namespace has just had another one do
+  so; the worker builds on between questions.
 * A pod that was refused is not looked at again, whatever changes, for 20 times as long as the refusal took.
   Ordinary ones take less than a millisecond and wait for nothing. Where the decision was given up, the pause
   doubles each time.
@@ -17,6 +20,7 @@ No pod is refused for good by any of this.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
@@ -24,7 +28,7 @@ from typing import Final
 
 from dra_driver.structured import Budget
 
-__all__ = ["FAST_SECONDS", "HeavyQuestions", "Known", "Strikes"]
+__all__ = ["FAST_SECONDS", "UPKEEP_SECONDS", "HeavyQuestions", "Known", "Strikes"]
 
 FAST_SECONDS: Final = 0.2
 """CPU time that a decision may take in the fast lane."""
@@ -39,6 +43,11 @@ _RECOVERY_SECONDS: Final = 60.0
 # The fast lane is halved at most so often.
 _MOST_HALVINGS: Final = 4
 _HALVED_SECONDS: Final = 10.0
+# Upkeep of a question in the fast lane, and between two such questions of a namespace. A copy in the slow
+# lane does as much as follows from a few changes; what it builds is lost with it.
+UPKEEP_SECONDS: Final = 0.05
+_UPKEEP_PAUSE: Final = 0.5
+_SLOW_UPKEEP_SECONDS: Final = 0.5
 # The whole budget is meant for this much CPU time.
 _WHOLE_SECONDS: Final = 0.5
 _MOST_KEPT: Final = 10_000
@@ -88,26 +97,56 @@ class HeavyQuestions:
         self._known: OrderedDict[Hashable, Known] = OrderedDict()
         self._strikes: OrderedDict[str, Strikes] = OrderedDict()
         self._given_up: deque[float] = deque(maxlen=_MOST_HALVINGS)
+        # Questions whose index is being prepared; when namespaces last had a question prepare one.
+        self._unfinished: OrderedDict[Hashable, None] = OrderedDict()
+        self._upkept: OrderedDict[str, float] = OrderedDict()
 
     def __bool__(self) -> bool:
         """Return whether there is any question that has to wait, or belongs into the slow lane."""
         return bool(self._known or self._strikes)
 
-    def fast_budget(self, now: float) -> Budget:
-        """Return what the next decision in the fast lane may cost."""
+    def fast_budget(self, namespace: str, now: float) -> Budget:
+        """Return what the next decision in the fast lane may cost, for a pod of a namespace."""
         halvings = sum(now - at < _HALVED_SECONDS for at in self._given_up)
-        return self.budget(FAST_SECONDS / (1 << halvings))
+        paused = now - self._upkept.get(namespace, -math.inf) < _UPKEEP_PAUSE
+        return self.budget(FAST_SECONDS / (1 << halvings), upkeep=0.0 if paused else UPKEEP_SECONDS)
 
-    def budget(self, seconds: float) -> Budget:
-        """Return a budget of so much CPU time, and of steps that take about as long."""
+    def slow_budget(self, seconds: float) -> Budget:
+        """Return what a decision in the slow lane may cost."""
+        return self.budget(seconds, upkeep=_SLOW_UPKEEP_SECONDS)
+
+    def budget(self, seconds: float, *, upkeep: float = math.inf) -> Budget:
+        """Return a budget of so much CPU time, and of steps that take about as long.
+
+        Args:
+            seconds: of CPU time.
+            upkeep: seconds of CPU time for upkeep (``Budget``).
+        """
         # As many for each node as ever: what does not fit there within these is not tried again.
         steps = int(Budget().steps * seconds / _WHOLE_SECONDS)
-        return Budget(steps, seconds=seconds, clock=self._work)
+        return Budget(steps, seconds=seconds, clock=self._work, upkeep_seconds=upkeep)
 
     def is_hard(self, namespace: str, question: Hashable, now: float) -> bool:
         """Return whether the question belongs into the slow lane, by what is known of it or its namespace."""
         known = self._known.get(question)
         return (known is not None and known.hard) or self._present_strikes(namespace, now) >= _SLOW_FROM
+
+    def is_unfinished(self, question: Hashable) -> bool:
+        """Return whether the index of a question is being prepared."""
+        return question in self._unfinished
+
+    def not_yet(self, namespace: str, question: Hashable, now: float) -> None:
+        """Note that the index of a question is being prepared."""
+        self._unfinished[question] = None
+        self._upkept.pop(namespace, None)
+        self._upkept[namespace] = now
+        for kept in (self._unfinished, self._upkept):
+            if len(kept) > _MOST_KEPT:
+                kept.popitem(last=False)
+
+    def finished(self, question: Hashable) -> None:
+        """Note that the index of a question was whole when it was asked last."""
+        self._unfinished.pop(question, None)
 
     def left(self, question: Hashable, now: float) -> float:
         """Return the seconds for which the question is not asked again; 0 where it may be asked now."""

@@ -19,6 +19,7 @@ from controller.allocate.decide.messages import (
     GroupWrite,
     Hard,
     Lane,
+    NotYet,
     PodAnswer,
     PodQuestion,
     Refuse,
@@ -73,6 +74,10 @@ class Memory:
             answer: that was worked out, here or in a copy of this process.
         """
         namespace, key = pod.metadata.namespace, self.key(pod, group)
+        if isinstance(answer.decision, NotYet):
+            self._heavy.not_yet(namespace, key, question.now)
+            return answer
+        self._heavy.finished(key)
         if isinstance(answer.decision, Write | GroupWrite):
             self._heavy.served(namespace, key, question.now)
         elif isinstance(answer.decision, Refuse):

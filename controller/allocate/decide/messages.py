@@ -42,6 +42,7 @@ __all__ = [
     "Lend",
     "LentNode",
     "NodeTurnedDown",
+    "NotYet",
     "ObjectGone",
     "ObjectSeen",
     "PodAnswer",
@@ -436,7 +437,24 @@ class Hard:
     """The question needs more work than the fast lane gives; it is to be asked in the slow lane."""
 
 
-Decision = Wait | Proceed | Refuse | Write | GroupWrite | Lend | Hard | SetAside
+@dataclass(frozen=True, slots=True)
+class NotYet:
+    """It is not known yet whether the claims can be allocated: the index that tells is being prepared.
+
+    The worker goes on preparing it, and the question is to be asked again soon, in the fast lane.
+
+    Attributes:
+        message: what is being prepared, and how far it is.
+        claims: claims of ours that wait.
+        signature: as for ``Refuse``.
+    """
+
+    message: str
+    claims: tuple[ResourceClaim, ...] = ()
+    signature: bytes = b""
+
+
+Decision = Wait | Proceed | Refuse | Write | GroupWrite | Lend | Hard | SetAside | NotYet
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from controller.allocate.decide.groups.group_members import GroupProblem, signature_of_group
-from controller.allocate.decide.messages import Refuse
+from controller.allocate.decide.groups.group_members import Gang, GroupProblem, signature_of_group
+from controller.allocate.decide.messages import NotYet, Refuse
 from controller.allocate.decide.nodes.signatures import signature_of
 from controller.allocate.decide.pods.questions import NoFit
 from controller.allocate.decide.pods.solving import PodDecider
@@ -15,6 +15,7 @@ from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey
 from dra_driver.api.resource import ResourceClaim
 from dra_driver.resourceclaim import foreign_gates, is_generated
+from dra_driver.structured import IndexUnfinished
 
 __all__ = ["Refusals"]
 
@@ -52,6 +53,27 @@ class Refusals:
             ),
             decision.new_node and not decision.gave_up,
         )
+
+    def not_yet(
+        self, pod: Pod, group: Gang | None, unfinished: IndexUnfinished, avoid: Collection[str]
+    ) -> NotYet:
+        """Return that it is not known yet whether a pod, or its group, can be served.
+
+        Args:
+            pod: that was asked about.
+            group: of the pod.
+            unfinished: what is being prepared.
+            avoid: nodes that are left out for the pod.
+        """
+        waiting = self._waiting(pod)
+        ours = tuple(c for c in waiting if not self._decider.is_theirs(c))
+        if group is not None:
+            return NotYet(str(unfinished), ours, signature_of_group(group.key))
+        entries = pod.spec.resource_claims
+        alone = len(ours) == len(entries) and all(is_generated(e) for e in entries)
+        beside, volumes = self._decider.beside(pod), self._decider.volume_needs(pod)
+        signature = signature_of(pod, ours if alone else (), avoid, beside, volumes)
+        return NotYet(str(unfinished), ours, signature)
 
     def of_problem(self, pod: Pod, problem: GroupProblem, undo: tuple[ResourceClaim, ...]) -> Refuse:
         """Return the refusal of a pod whose group is wrong; it is reported where the pod has no gate, too.

@@ -54,6 +54,8 @@ def main(descriptor: int, parent: int) -> int:
 def _wait(connection: socket.socket, service: Service) -> None:
     """Serve the slow lane, the counts and the plans until there is a message."""
     while True:
+        if service.upkeep_is_due:
+            service.keep_up()
         slow = service.slow
         others = [lane for lane in (service.shapes, service.plans) if lane is not None]
         for lane in others:
@@ -62,13 +64,18 @@ def _wait(connection: socket.socket, service: Service) -> None:
         pipes = list(slow.pipes) if slow is not None else []
         timeout = slow.timeout if slow is not None else None
         timeout = _IDLE_SECONDS if timeout is None else min(timeout, _IDLE_SECONDS)
+        if service.is_preparing:
+            timeout = 0.0
         # No ``select``: it takes no descriptors from 1,024 on, and the controller may have given us one.
         poll = select.poll()
         for descriptor in (connection.fileno(), *pipes, *copies):
             poll.register(descriptor, select.POLLIN)
         ready = [descriptor for descriptor, _ in poll.poll(math.ceil(timeout * 1000))]
         if not ready:
-            service.idle()
+            if service.is_preparing:
+                service.keep_up()
+            else:
+                service.idle()
         if slow is not None:
             slow.look()
             for pipe in ready:

@@ -21,6 +21,7 @@ from controller.allocate.decide import (
     Learned,
     Lend,
     LentNode,
+    NotYet,
     PodAnswer,
     PodID,
     PodPlacement,
@@ -96,6 +97,12 @@ class _Hard(msgspec.Struct, frozen=True, tag="hard"):
     pass
 
 
+class _NotYet(msgspec.Struct, frozen=True, tag="not yet"):
+    message: str
+    claims: tuple[ClaimRef, ...]
+    signature: bytes
+
+
 class _SetAside(msgspec.Struct, frozen=True, tag="set aside"):
     rank: Rank
     places: tuple[PodPlacement, ...]
@@ -118,7 +125,7 @@ class _Writes(msgspec.Struct, frozen=True, tag="write"):
     writes: tuple[_Write, ...]
 
 
-_Packed = _Wait | _Proceed | _Refuse | _Hard | _Writes | _Lend | _SetAside
+_Packed = _Wait | _Proceed | _Refuse | _Hard | _Writes | _Lend | _SetAside | _NotYet
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -240,6 +247,8 @@ def _packed(decision: Decision) -> _Packed:
             return _Refuse(message, *refs, elsewhere, signature, new_node)
         case Hard():
             return _Hard()
+        case NotYet(message, claims, signature):
+            return _NotYet(message, tuple(map(_ref, claims)), signature)
         case SetAside(rank, places):
             return _SetAside(rank, places)
         case Lend(nodes, instead, slow, suitable):
@@ -293,6 +302,8 @@ def decision_of(answer: Answer, known: Callable[[ObjectKey], ResourceClaim | Non
             return Refuse(text, named, tuple(map(found, undo)), elsewhere, signature, new_node)
         case _Hard():
             return Hard()
+        case _NotYet(message, claims, signature):
+            return NotYet(message[:_LONGEST_TEXT], tuple(newest(claims)), signature)
         case _SetAside(rank, places):
             return SetAside(rank, places)
         case _Lend(nodes, instead, slow, suitable):
@@ -328,9 +339,9 @@ def check_answer(answer: Answer, question: PodQuestion, known: int, version: int
     if answer.slow if is_fast else of_fast:
         raise DecodeError("it is of the other lane")
     if question.set_aside:
-        asked: tuple[type[Any], ...] = (_SetAside, _Refuse, _Wait)
+        asked: tuple[type[Any], ...] = (_SetAside, _Refuse, _Wait, _NotYet)
     else:
-        asked = (_Wait, _Proceed, _Refuse, _Hard, _Writes, _Lend)
+        asked = (_Wait, _Proceed, _Refuse, _Hard, _Writes, _Lend, _NotYet)
     if not isinstance(answer.decision, asked):
         raise DecodeError("it answers another question")
     if isinstance(answer.decision, _Lend) and (

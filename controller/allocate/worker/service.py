@@ -19,6 +19,7 @@ from controller.allocate.decide import (
     GroupWrite,
     Hard,
     Lane,
+    NotYet,
     PodAnswer,
     PodExpected,
     PodID,
@@ -50,6 +51,8 @@ __all__ = ["Service"]
 
 _TIDY_SECONDS: Final = 300.0
 _FAILED_PAUSE_SECONDS: Final = 60.0
+# While there are messages, an index is prepared for a quarter of the time.
+_UPKEEP_SHARE: Final = 4
 
 
 class Service:
@@ -76,6 +79,9 @@ class Service:
         # Answers with allocations so far.
         self._answers = 0
         self._tidied = time.monotonic()
+        # The last question whose index is being prepared, and when more of that is to be done.
+        self._unfinished: PodQuestion | None = None
+        self._upkeep_due = 0.0
         self.slow: SlowLane | None = None
         self.shapes: ShapeLane | None = None
         self.plans: PlanLane | None = None
@@ -127,6 +133,41 @@ class Service:
         """Do what takes long and can wait, while there is nothing else to do."""
         if time.monotonic() - self._tidied > _TIDY_SECONDS:
             self.tidy()
+
+    @property
+    def is_preparing(self) -> bool:
+        """Whether an index is being prepared, which is to go on while there is nothing else to do."""
+        return self._unfinished is not None
+
+    @property
+    def upkeep_is_due(self) -> bool:
+        """Whether that is to go on although there are messages."""
+        return self._unfinished is not None and time.monotonic() >= self._upkeep_due
+
+    def keep_up(self) -> None:
+        """Go on preparing the index of a question that had no answer yet.
+
+        It may be any one: an index is built at a time, and each is finished before the next one.
+        """
+        assert self._decisions is not None
+        assert self._start is not None
+        began, question = time.monotonic(), self._unfinished
+        if question is None:
+            return
+        try:
+            self._decisions.refresh()
+            with limits.memory(self._start.memory):
+                more = self._decisions.keep_up(question)
+        except (MemoryError, OSError):
+            raise
+        except Exception:
+            # The question will be asked again, and its answer says what is wrong.
+            traceback.print_exc()
+            more = False
+        if not more:
+            self._unfinished = None
+        now = time.monotonic()
+        self._upkeep_due = now + (_UPKEEP_SHARE - 1) * (now - began)
 
     def tidy(self) -> None:
         """Collect garbage, and keep the collector from looking at what is left.
@@ -182,6 +223,9 @@ class Service:
             slow: whether it is one of the slow lane.
         """
         assert self._decisions is not None
+        if isinstance(answer.decision, NotYet):
+            # Its index is prepared further between questions.
+            self._unfinished = question
         body = packed_answer(answer, *state, slow=slow)
         if len(body) > LARGEST_ANSWER:
             refusal = self._decisions.stopped(question, ANSWER_LIMIT, answer.seconds)

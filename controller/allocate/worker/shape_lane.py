@@ -19,6 +19,9 @@ __all__ = ["ShapeLane"]
 _LEAST_SECONDS: Final = 15.0
 _SHARE: Final = 20
 _LOOK_SECONDS: Final = 1.0
+# Between two parts of what is prepared for a count.
+_PREPARE_SECONDS: Final = 0.2
+_LONGEST_PREPARATION: Final = 120.0
 # CPU time of a count. What was counted until then is reported as "at least".
 _SECONDS: Final = 20.0
 
@@ -50,6 +53,8 @@ class ShapeLane:
         self._clock = clock
         self._counted: object = None
         self._next = 0.0
+        # Since when a count is prepared.
+        self._preparing: float | None = None
         self._copy: copies.Copy | None = None
         self._started = 0.0
 
@@ -72,6 +77,14 @@ class ShapeLane:
             # It costs the work of a question that everything is up to date.
             self._next = now + _LOOK_SECONDS
             return
+        if self._preparing is None:
+            self._preparing = now
+        # Here, because what a copy builds is lost with it, and would be built anew for each count. Shapes
+        # that need more indexes than are kept are never all ready.
+        if not self._decisions.prepare_shapes() and now - self._preparing < _LONGEST_PREPARATION:
+            self._next = now + _PREPARE_SECONDS
+            return
+        self._preparing = None
         self._counted, self._next = state, now + _LEAST_SECONDS
         # Without more processes, files or memory, the next look tries again.
         with contextlib.suppress(OSError):

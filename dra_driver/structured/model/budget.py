@@ -192,7 +192,9 @@ class Budget:
         if self.upkeep >= self._upkeep_steps:
             raise IndexUnfinished
         if self.upkeep >= self._upkeep_read_at and self._clock is not None:
-            if self._upkeep_until(self._clock()) >= self._upkeep_seconds:
+            may = self._upkeep_seconds
+            # Whatever has passed by then, the first part is done: a slow machine must get further, too.
+            if may <= 0 or (self.upkeep and self._upkeep_until(self._clock()) >= may):
                 self._upkeep_steps = self.upkeep
                 raise IndexUnfinished
             self._upkeep_read_at = self.upkeep + _UPKEEP_PER_READING

@@ -204,6 +204,16 @@ class PodDecider:
         """Return what the counts of request shapes rest on; compared by identity, since its parts are."""
         return (self._current().snapshot, self._claims.allocated, self._pools.ours)
 
+    def prepare_shapes(self, shapes: Sequence[RequestShape], budget: Budget) -> None:
+        """Build what counting request shapes needs, which a copy of the process could not keep.
+
+        Raises:
+            IndexUnfinished: the budget is not enough; the next call goes on.
+        """
+        snapshot, pools = self._snapshot(None), self._pools.ours
+        for shape in shapes:
+            room(snapshot, (shape.claim(),), ignore_taint=is_controller_taint, pools=pools, budget=budget)
+
     def count_shapes(
         self, shapes: Sequence[RequestShape], budget: Callable[[], Budget]
     ) -> tuple[ShapeCount, ...]:

@@ -92,15 +92,15 @@ def test_what_is_served_in_the_slow_lane_is_not_held_against_its_namespace() -> 
 
 def test_many_hard_questions_from_many_namespaces_cost_the_fast_lane_little() -> None:
     now, heavy = 1000.0, HeavyQuestions(Work())
-    whole = heavy.fast_budget(now).steps
+    whole = heavy.fast_budget("team", now).steps
     steps = []
     for i in range(100):
-        steps.append(heavy.fast_budget(now).steps)
+        steps.append(heavy.fast_budget("team", now).steps)
         heavy.gave_up(f"team-{i}", i, now)
         now += 0.01
     assert steps[:3] == [whole, whole // 2, whole // 4]
     assert sum(steps) < 9 * whole
-    assert heavy.fast_budget(now + 10.0).steps == whole
+    assert heavy.fast_budget("team", now + 10.0).steps == whole
 
 
 @pytest.mark.parametrize("seconds", [FAST_SECONDS, 2.0])

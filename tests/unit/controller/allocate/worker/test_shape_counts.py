@@ -56,10 +56,10 @@ def test_the_worker_counts_what_fits_beside_what_is_allocated() -> None:
 class Lane:
     """A lane with a time of its own, and decisions about one node with two devices."""
 
-    def __init__(self) -> None:
+    def __init__(self, make: type[Decisions] = Decisions) -> None:
         self.now = 100.0
         self.counts: list[tuple[ShapeCount, ...]] = []
-        self.decisions = Decisions(Settings(drivers=(DRIVER,), shapes=SHAPES), time.thread_time)
+        self.decisions = make(Settings(drivers=(DRIVER,), shapes=SHAPES), time.thread_time)
         devices = [builders.device(f"gpu-{i}", "40Gi", taints=[builders.PROTECTED]) for i in range(2)]
         published = builders.resource_slice("n1", *devices, driver=DRIVER)
         self.decisions.apply(ObjectSeen(codec.convert(DeviceClass, builders.device_class("gpu"))))
@@ -108,6 +108,25 @@ def test_shapes_are_counted_again_when_something_has_changed_and_not_at_once() -
     lane.now += 1000
     assert lane.look()
     assert lane.fits() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_what_a_count_needs_is_prepared_before_the_copy_is_made(ends: bool) -> None:
+    ready = False
+
+    class Unprepared(Decisions):
+        def prepare_shapes(self) -> bool:
+            return ready
+
+    lane = Lane(make=Unprepared)
+    for _ in range(5):
+        assert not lane.look()
+        lane.now += 1.0
+    # Shapes that are never all ready are counted all the same.
+    ready = ends
+    lane.now += 1.0 if ends else 1000.0
+    assert lane.look()
+    assert lane.fits() == [2, 1, 0]
 
 
 @pytest.mark.parametrize(
