@@ -13,8 +13,11 @@ __all__ = ["Facts", "Finding", "Watch"]
 
 # A worker that gets no processor is not to blame for it.
 _STARVED_FACTOR: Final = 10
-# Between two signs of life of a worker that has something to do. To take in 20,000 nodes takes 5 s.
+# Between two signs of life of a worker that has something to do, unless it works: to take in 50,000 nodes and
+# to classify them takes ten seconds and more of CPU time, in which it can say nothing.
 _HUNG_SECONDS: Final = 60.0
+# CPU time in which a worker that merely waits for something does not come.
+_WORK_SECONDS: Final = 1.0
 # For a question, beyond those that are answered before it.
 _LOST_SECONDS: Final = 300.0
 
@@ -72,6 +75,7 @@ class Watch:
         self._cpu_before = 0.0
         self._worked = 0.0
         self._silent = 0.0
+        self._cpu_at_sign = 0.0
         self._asked = 0.0
         self._slow: Mapping[int, float] = {}
 
@@ -89,6 +93,8 @@ class Watch:
             self._worked += seconds
         silent = before is not None and (now.fast, now.taken) == (before.fast, before.taken)
         self._silent = self._silent + seconds if silent else 0.0
+        if not silent:
+            self._cpu_at_sign = now.cpu_seconds
         asked = before is not None and now.fast == before.fast
         self._asked = self._asked + seconds if asked else 0.0
         self._slow = {n: self._slow.get(n, -seconds) + seconds for n in now.slow}
@@ -96,11 +102,17 @@ class Watch:
             return Finding("a signal has stopped it")
         if now.begun is not None:
             return self._too_long(now, now.begun)
-        if now.unread and self._silent >= _HUNG_SECONDS:
+        hung = self._silent >= _HUNG_SECONDS and not self._works(now)
+        if now.unread and hung:
             return Finding("it takes nothing that is sent to it")
-        if now.fast is not None and (self._silent >= _HUNG_SECONDS or self._asked >= _LOST_SECONDS):
+        if now.fast is not None and (hung or self._asked >= _LOST_SECONDS):
             return Finding("it does not answer", now.fast)
         return self._lost(now)
+
+    def _works(self, now: Facts) -> bool:
+        """Return whether a silent worker may be at work: a machine with other work gives it little time."""
+        used = now.cpu_seconds - self._cpu_at_sign
+        return _WORK_SECONDS <= used < _HUNG_SECONDS and self._silent < _LOST_SECONDS
 
     def _too_long(self, now: Facts, question: int) -> Finding | None:
         used = now.cpu_seconds - self._cpu_before

@@ -29,6 +29,27 @@ def test_a_worker_that_was_resumed_between_two_looks_is_waited_for() -> None:
     assert findings(*looks) == [None] * 100
 
 
+ASKED = replace(IDLE, fast=1)
+
+
+def silent(cpu_per_look: float) -> int:
+    """Looks of half a second until a worker that says nothing is not waited for any longer."""
+    looks = [replace(ASKED, cpu_seconds=i * cpu_per_look) for i in range(1_000)]
+    return next(i for i, reason in enumerate(findings(*looks)) if reason is not None)
+
+
+def test_a_worker_that_says_nothing_and_does_nothing_is_not_waited_for() -> None:
+    assert {silent(0.0), silent(0.001)} <= {120, 121}
+
+
+def test_a_worker_that_gets_little_of_a_busy_machine_for_much_work_is_waited_for() -> None:
+    assert silent(0.05) == 600
+
+
+def test_a_worker_that_works_for_a_minute_without_a_word_is_not_waited_for() -> None:
+    assert silent(0.5) <= 122
+
+
 def test_a_process_that_is_resumed_and_stopped_again_has_switched() -> None:
     async def scenario() -> None:
         child = await WorkerChild.start()
