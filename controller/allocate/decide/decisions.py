@@ -258,7 +258,7 @@ class Decisions:
             return PodAnswer(self._intake.version, Wait("the pod does not exist"))
         group = self._group_of(pod)
         assert not isinstance(group, GroupProblem)
-        budget = self._budget(question, is_group=group is not None)
+        budget = self._budget(question, pod, group)
         decision, gave_up = self._look(pod, group, budget, question)
         cut = budget.exhausted or budget.cut
         answer = PodAnswer(
@@ -377,13 +377,12 @@ class Decisions:
         pod = self._pods.get(pod_id.key)
         return pod if pod is not None and pod.metadata.uid == pod_id.uid else None
 
-    def _budget(self, question: PodQuestion, *, is_group: bool) -> Budget:
+    def _budget(self, question: PodQuestion, pod: Pod, group: Gang | None) -> Budget:
         if question.lane is Lane.FAST:
             return self._heavy.fast_budget(question.pod.key.namespace, question.now)
         settings = self._settings
-        return self._heavy.slow_budget(
-            settings.group_decision_seconds if is_group else settings.decision_seconds
-        )
+        seconds = settings.decision_seconds if group is None else settings.group_decision_seconds
+        return self._heavy.slow_budget(self._memory.key(pod, group), seconds)
 
     def _complete(self, answer: PodAnswer, pod: Pod, now: float) -> PodAnswer:
         uids = {

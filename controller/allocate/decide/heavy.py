@@ -111,9 +111,11 @@ class HeavyQuestions:
         paused = now - self._upkept.get(namespace, -math.inf) < _UPKEEP_PAUSE
         return self.budget(FAST_SECONDS / (1 << halvings), upkeep=0.0 if paused else UPKEEP_SECONDS)
 
-    def slow_budget(self, seconds: float) -> Budget:
+    def slow_budget(self, question: Hashable, seconds: float) -> Budget:
         """Return what a decision in the slow lane may cost."""
-        return self.budget(seconds, upkeep=_SLOW_UPKEEP_SECONDS)
+        # The fast lane may not come as far as what lacks an index. Then it is built for this one answer.
+        unfinished = self.is_unfinished(question)
+        return self.budget(seconds, upkeep=seconds if unfinished else _SLOW_UPKEEP_SECONDS)
 
     def budget(self, seconds: float, *, upkeep: float = math.inf) -> Budget:
         """Return a budget of so much CPU time, and of steps that take about as long.

@@ -77,13 +77,14 @@ class Memory:
         if isinstance(answer.decision, NotYet):
             self._heavy.not_yet(namespace, key, question.now)
             return answer
+        if isinstance(answer.decision, Refuse) and answer.cut and question.lane is Lane.FAST:
+            # Perhaps it did not come as far as what lacks an index: the slow lane may build that itself.
+            self._heavy.gave_up(namespace, key, question.now)
+            return replace(answer, decision=Hard())
         self._heavy.finished(key)
         if isinstance(answer.decision, Write | GroupWrite):
             self._heavy.served(namespace, key, question.now)
         elif isinstance(answer.decision, Refuse):
-            if answer.cut and question.lane is Lane.FAST:
-                self._heavy.gave_up(namespace, key, question.now)
-                return replace(answer, decision=Hard())
             pause = self._heavy.refused(
                 namespace,
                 key,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -30,6 +31,7 @@ from controller.allocate.decide import (
     PodAnswer,
     PodID,
     PodQuestion,
+    Refuse,
     Settings,
     Write,
 )
@@ -50,7 +52,7 @@ from dra_driver.api.resource import (
     ResourceSlice,
 )
 from dra_driver.fleet import parse_shapes
-from dra_driver.structured import IndexUnfinished
+from dra_driver.structured import Budget, IndexUnfinished
 
 NODES = 200
 OF = f'device.attributes["{DRIVER}"]'
@@ -63,12 +65,12 @@ class SlowMachine:
     """CPU time that passes with each look at it: few nodes take as long as very many on a real machine."""
 
     def __init__(self, seconds: float = 0.02) -> None:
-        self._time = 0.0
+        self.time = 0.0
         self._seconds = seconds
 
     def __call__(self) -> float:
-        self._time += self._seconds
-        return self._time
+        self.time += self._seconds
+        return self.time
 
 
 def gpus(i: int) -> list[Body]:
@@ -175,6 +177,32 @@ def test_a_question_of_the_slow_lane_has_its_index_prepared_in_the_fast_one() ->
     assert waits
     assert isinstance(last.decision, Write)
     assert isinstance(ask(made, 300.0, Lane.SLOW).decision, Write)
+
+
+def test_a_question_that_is_too_hard_to_come_as_far_as_its_index_is_answered_in_the_slow_lane() -> None:
+    made = decisions(0.21)
+    assert isinstance(ask(made, 1.0).decision, Hard)
+    assert isinstance(ask(made, 2.0, Lane.SLOW).decision, NotYet)
+    # The fast lane tries, with all that it gives used up by the claims; what they lack is not forgotten.
+    fast = PodQuestion(ASKED, 3.0)
+    assert made.remembered(fast) is None
+    assert isinstance(made.learn(fast, PodAnswer(1, Refuse("gave up"), cut=True)).decision, Hard)
+    assert made.remembered(fast) is None
+    # So the slow lane builds the index itself.
+    work = SlowMachine(0.0)
+    heavy = HeavyQuestions(work)
+
+    def upkeep_of(budget: Budget) -> float:
+        since = work.time
+        with budget.keeping_up(), contextlib.suppress(IndexUnfinished):
+            while True:
+                budget.keep_up(32)
+                work.time += 0.01
+        return work.time - since
+
+    assert upkeep_of(heavy.slow_budget("q", 2.0)) == pytest.approx(0.5, abs=0.05)
+    heavy.not_yet("team-a", "q", 1.0)
+    assert upkeep_of(heavy.slow_budget("q", 2.0)) == pytest.approx(2.0, abs=0.05)
 
 
 def test_a_pod_that_is_gone_has_nothing_prepared() -> None:
