@@ -18,7 +18,7 @@ from dra_driver.api.core import Node
 from dra_driver.api.resource import DeviceTaint, ResourceClaim
 from dra_driver.structured.explain import reasons, summaries
 from dra_driver.structured.index.demand import Choice
-from dra_driver.structured.index.equivalence import SelectorsTooExpensive
+from dra_driver.structured.index.evaluations import SelectorsTooExpensive
 from dra_driver.structured.index.fleet import Fleet
 from dra_driver.structured.index.request_classes import RequestClass, Role
 from dra_driver.structured.matching.plan import ClaimPlan, FatalError, compile_claims

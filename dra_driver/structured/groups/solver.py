@@ -13,7 +13,7 @@ from dra_driver.structured.groups.domains import Domain, choices, domains
 from dra_driver.structured.groups.kinds import bundles, kinds_of
 from dra_driver.structured.groups.members import GroupAllocated, GroupMember, GroupRefused, Level
 from dra_driver.structured.groups.packing import Improvement, Packed, Searching, pack, room_for
-from dra_driver.structured.index.equivalence import SelectorsTooExpensive
+from dra_driver.structured.index.evaluations import SelectorsTooExpensive
 from dra_driver.structured.matching.plan import FatalError
 from dra_driver.structured.matching.problem import Options
 from dra_driver.structured.model.budget import Budget, BudgetExhausted, IndexUnfinished

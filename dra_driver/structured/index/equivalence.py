@@ -18,12 +18,12 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from dra_driver.api.core import Node
 from dra_driver.ownership import PoolID
 from dra_driver.structured.index.columns import BASE, TOPOLOGY_COLUMN, Column, Columns, Facts
 from dra_driver.structured.index.components import Component, components_of
+from dra_driver.structured.index.evaluations import EVALUATION_STEPS, Evaluations, SelectorsTooExpensive
 from dra_driver.structured.model.budget import Budget, BudgetExhausted, IndexUnfinished
 from dra_driver.structured.model.persistent import PersistentMap
 from dra_driver.structured.model.pools import DeviceEntry, LocalPools, NodeView, PoolView
@@ -36,12 +36,10 @@ from dra_driver.structured.model.types import (
 )
 
 __all__ = [
-    "EVALUATION_STEPS",
     "ComponentClass",
     "FleetIndex",
     "Layout",
     "NodeClass",
-    "SelectorsTooExpensive",
     "state_of",
 ]
 
@@ -55,55 +53,6 @@ _PER_NODE, _PER_CLASS, _PER_PART = 256, 512, 240
 _PER_LAYOUT, _PER_COLUMN, _PER_DEVICE, _PER_KIND, _PER_COMPONENT = 1024, 128, 640, 512, 1024
 # Columns and devices of a node that are looked at in the time of a step.
 _ITEMS_PER_STEP = 8
-# Steps that evaluating the expressions of a projection on all nodes may take, and more for each device:
-# claims name them, so what they cost has an end, however many questions it is spread over.
-EVALUATION_STEPS: Final = 480_000
-_EVALUATION_STEPS_PER_DEVICE: Final = 4
-
-
-class _Evaluations(Budget):
-    """What evaluating the expressions of a projection on all nodes may cost; it is upkeep as well.
-
-    Attributes:
-        question: that is being answered.
-        devices: that were looked at.
-    """
-
-    __slots__ = ("_last", "devices", "question")
-
-    def __init__(self, steps: int) -> None:
-        super().__init__(steps)
-        self.question = Budget()
-        self.devices = 0
-        self._last: Facts | None = None
-
-    def allow(self, facts: Facts, expressions: int) -> None:
-        """Allow more for the devices of a node."""
-        # Once for each node, which several questions may try, and not when everything is used up: each
-        # question would get a little further at the cost of all others.
-        if expressions and facts is not self._last and not self.exhausted:
-            self._last = facts
-            self.devices += len(facts.entries)
-            self.left += _EVALUATION_STEPS_PER_DEVICE * expressions * len(facts.entries)
-
-    def spend(self, steps: int = 1) -> None:
-        """See ``Budget.spend``. Raises IndexUnfinished, too."""
-        super().spend(steps)
-        self.question.keep_up(steps)
-
-
-class SelectorsTooExpensive(BudgetExhausted):
-    """The expressions of claims cost too much on the devices of this fleet."""
-
-    def __init__(self, devices: int) -> None:
-        super().__init__()
-        self.devices = devices
-
-    def __str__(self) -> str:
-        return (
-            f"gave up: the selectors are too expensive to be evaluated on every device ({self.devices} were "
-            "looked at); ask for attributes by name, with fewer functions"
-        )
 
 
 @dataclass(slots=True, eq=False)
@@ -219,7 +168,7 @@ class FleetIndex:
         # here leaves the rest to the next one. The queue has the same nodes; the last one is the next.
         self._pending: set[str] = set()
         self._queue: list[str] = []
-        self._evaluations = _Evaluations(self._evaluation_steps)
+        self._evaluations = Evaluations(self._evaluation_steps)
         self.looks = 0
         self._where: dict[str, NodeClass] = {}
         self._layouts: dict[Hashable, Layout] = {}
@@ -298,7 +247,7 @@ class FleetIndex:
             self._pending.discard(name)
             if most_layouts is not None and len(self._layouts) > most_layouts:
                 return
-        self._evaluations = _Evaluations(self._evaluation_steps)
+        self._evaluations = Evaluations(self._evaluation_steps)
 
     def shows(self, snapshot: Snapshot, policies: PoolPolicies | None = None) -> bool:
         """Return whether the classes are those of the snapshot under these policies."""

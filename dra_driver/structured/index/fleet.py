@@ -21,12 +21,8 @@ from dra_driver.api import codec, names
 from dra_driver.api.resource import ResourceClaim
 from dra_driver.caches import BoundedCache
 from dra_driver.structured.index.columns import Column, Columns
-from dra_driver.structured.index.equivalence import (
-    EVALUATION_STEPS,
-    FleetIndex,
-    NodeClass,
-    SelectorsTooExpensive,
-)
+from dra_driver.structured.index.equivalence import FleetIndex, NodeClass
+from dra_driver.structured.index.evaluations import EVALUATION_STEPS, SelectorsTooExpensive
 from dra_driver.structured.index.request_classes import RequestClass
 from dra_driver.structured.index.several_devices import SharedSolutions
 from dra_driver.structured.matching.constraints import ANY_DOMAIN
