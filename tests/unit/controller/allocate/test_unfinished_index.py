@@ -347,6 +347,9 @@ def test_a_pod_that_waits_long_for_the_index_has_a_condition_that_says_so() -> N
         assert h.reason("p").reason == "PreparingIndex"
         assert "still preparing its index of 450 nodes" in h.reason("p").message
         assert len(h.events("PreparingIndex")) == 1
+        # However little is done at a time, it comes to an end.
+        while not h.devices("c"):
+            await asyncio.sleep(1.0)
 
     run(cluster, scenario, answers_of=very_slow)
 
