@@ -165,7 +165,6 @@ def test_one_index_is_built_at_a_time_and_each_is_finished() -> None:
 
 def test_an_index_that_is_being_built_does_not_make_room_for_others() -> None:
     cluster, wanted = whole_gpus(), KINDS["a serial number"][1]
-    cluster.memory.put(Fleet(Bounds(indexes=1)))
     rules: PersistentMap[PoolID, PoolPolicy] = PersistentMap(
         {p.id: PoolPolicy() for name in cluster.nodes for p in cluster.view(name).pools}
     )
@@ -173,11 +172,15 @@ def test_an_index_that_is_being_built_does_not_make_room_for_others() -> None:
         for name in ("rack", "zone", "model"):
             allocate(cluster, [claim(name, selected(f'{OF}.{name} != "x"'))], pools=pools)
     kept = cluster.memory.of(Fleet)
-    dropped = 0
-    for _ in in_pieces(cluster, wanted):
+    pieces = in_pieces(cluster, wanted)
+    while kept._building is None:
+        next(pieces)
+    assert len(kept._indexes) == 3
+    # From now on there is no room for any.
+    kept._bounds = Bounds(indexes=-(1 << 20))
+    for _ in pieces:
         assert kept._building is None or kept._building in kept._indexes.values()
-        dropped += len(kept._indexes) <= 2
-    assert dropped > 2
+    assert len(kept._indexes) < 3
     assert isinstance(allocate(cluster, [wanted]), Allocated)
 
 

@@ -23,6 +23,7 @@ from controller.allocate.decide import (
     Hard,
     Lend,
     NodeTurnedDown,
+    NotYet,
     ObjectGone,
     ObjectSeen,
     Owner,
@@ -361,7 +362,7 @@ class Scenario:
             case GroupWrite(writes):
                 for pod_id, write in writes:
                     self.assume(pod_id, write)
-            case Wait() | Proceed() | Refuse() | Hard() | SetAside() | Lend():
+            case Wait() | Proceed() | Refuse() | Hard() | SetAside() | Lend() | NotYet():
                 pass
         return answer
 
