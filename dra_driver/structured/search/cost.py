@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from dra_driver.api.resource import DeviceCapacity
 from dra_driver.structured.matching.constraints import STANDARD, TOPOLOGY, Value, attribute_values
 from dra_driver.structured.matching.plan import Alternative
 from dra_driver.structured.matching.problem import Candidate, NodeProblem
@@ -84,7 +85,7 @@ class Costs:
                 left -= candidate.used[name].nano if name in candidate.used else 0
             elif name in alternative.capacity:
                 left -= alternative.capacity[name].nano
-            part = left * _PARTS // self._scale[_bare(name)]
+            part = left * _PARTS // self._largest(name, capacity)
             if name in primary:
                 waste += part
             else:
@@ -122,9 +123,17 @@ class Costs:
             return by_set.get(next(iter(sets)), ())
         return list({id(e): e for s in sorted(sets) for e in by_set.get(s, ())}.values())
 
+    def _largest(self, name: str, capacity: DeviceCapacity) -> int:
+        """Return the largest amount of a capacity in the cluster.
+
+        The device that an index keeps as the example of its kind may have left the cluster, as the last one
+        with this capacity. Nothing is allocated from that kind before it is back, and with it its amounts.
+        """
+        return self._scale.get(_bare(name)) or max(1, capacity.value.nano)
+
     def _size(self, entry: DeviceEntry) -> int:
         return sum(
-            c.value.nano * _PARTS // self._scale[_bare(n)]
+            c.value.nano * _PARTS // self._largest(n, c)
             for n, c in entry.device.capacity.items()
             if _bare(n) == _PRIMARY
         )
