@@ -202,7 +202,9 @@ class CrashedNode:
         checkpoint, previous, journal = (
             self.state / f"checkpoint.json{suffix}" for suffix in ("", ".previous", ".journal")
         )
-        if not checkpoint.exists() and journal.exists() and ours and ours[-1] == "state write":
+        # Otherwise it was the new checkpoint that was written, of which nothing is in force yet.
+        appended = ours and ours[-1] == "state write" and "state create" not in ours[-3:-1]
+        if appended and not checkpoint.exists() and journal.exists():
             # It was being added to. What was there is synced, of the new line anything may be.
             *lines, last = journal.read_bytes().splitlines(keepends=True)
             if lines:
