@@ -79,6 +79,9 @@ class OtherDrivers:
         self._slices = Informer(
             client, _SLICES, field_selector=f"spec.nodeName={node_name},spec.driver!={driver}"
         )
+        self._changed: Callable[[], None] = lambda: None
+        # Once: what follows the slices may begin again, and a handler cannot be taken away.
+        self._slices.add_handler(Handler(added=lambda _: self._changed(), updated=self._updated))
 
     @property
     def known(self) -> bool:
@@ -91,13 +94,12 @@ class OtherDrivers:
         Args:
             changed: called when another device is described. That one is no more is seen at the next look.
         """
-
-        def updated(old: _Slice, new: _Slice) -> None:
-            if old.spec != new.spec:
-                changed()
-
-        self._slices.add_handler(Handler(added=lambda _: changed(), updated=updated))
+        self._changed = changed
         await self._slices.run()
+
+    def _updated(self, old: _Slice, new: _Slice) -> None:
+        if old.spec != new.spec:
+            self._changed()
 
     async def elsewhere(self, inventory: DeviceInventory) -> Elsewhere:
         """Return what other drivers have of the devices of the inventory."""
