@@ -42,7 +42,8 @@ class SimNode:
         for folder in sorted({path.parent for path in self.layout.state.rglob("checkpoint.json*")}):
             claims = read_checkpoint(folder / "checkpoint.json")
             found += [f"plugin checkpoint entry of {claim.key}" for claim in claims]
-        found += [f"MPS daemon of {path.name}" for path in sorted(self.layout.state.glob("mps/*"))]
+        # What containers wrote for daemons that have ended is removed later; its names begin with a dot.
+        found += [f"MPS daemon of {path.name}" for path in sorted(self.layout.state.glob("mps/[!.]*"))]
         found += [
             f"MIG instances of {uuid}" for uuid, gpu in self.gpu_settings().items() if gpu.get("instances")
         ]

@@ -243,7 +243,7 @@ def leftovers(cluster: Cluster, node: str) -> list[str]:
     found = [f"CDI file {path.name}" for path in sorted(cdi.glob("k8s.*")) if path.is_file()]
     claims = read_checkpoint(state / "checkpoint.json")
     found += [f"checkpoint entry of {claim.key}" for claim in claims]
-    found += [f"MPS daemon of {path.name}" for path in sorted(state.glob("mps/*"))]
+    found += [f"MPS daemon of {path.name}" for path in sorted(state.glob("mps/[!.]*"))]
     found += [
         f"MIG instances of {uuid}"
         for uuid, gpu in gpu_settings(cluster, node).items()

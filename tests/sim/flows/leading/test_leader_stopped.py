@@ -189,6 +189,8 @@ async def clear(api: KubeApi, number: int) -> None:
         name = f"p{number}-{i}"
         await api.delete(PODS, name, "default", grace_period_seconds=0)
         await api.delete(RESOURCE_CLAIMS, name, "default")
+        freed = {"status": {"allocation": None, "reservedFor": None}}
+        await api.merge_patch(RESOURCE_CLAIMS, name, freed, "default", subresource="status")
         await api.merge_patch(RESOURCE_CLAIMS, name, {"metadata": {"finalizers": None}}, "default")
 
 
