@@ -48,12 +48,14 @@ class Facts:
         entries: its devices, pool by pool.
         bits: by pool, a bit per device name; filled when a device is in use.
         columns: number of the value of each column that was computed.
+        begun: results of expressions on the first devices, where the rest has to be evaluated yet.
     """
 
     view: NodeView
     entries: tuple[DeviceEntry, ...]
     bits: tuple[dict[str, int], ...] = ()
     columns: dict[Column, int] = field(default_factory=dict)
+    begun: dict[Column, list[bool | str]] = field(default_factory=dict)
 
 
 class Columns:
@@ -126,8 +128,11 @@ class Columns:
         """
         number = facts.columns.get(column)
         if number is None:
-            budget.keep_up(1 + len(facts.entries) // _ENTRIES_PER_STEP)
-            value = self._compute(snapshot, facts, column, evaluations)
+            if column[0] == "expression":
+                value = self._evaluate(snapshot, facts, column, budget, evaluations)
+            else:
+                budget.keep_up(1 + len(facts.entries) // _ENTRIES_PER_STEP)
+                value = self._compute(snapshot, facts, column)
             ids = self._ids.setdefault(column, {})
             number = ids.get(value)
             weight = (
@@ -156,20 +161,29 @@ class Columns:
             self.weight -= self._weights.pop(column, 0)
             for facts in self._facts.values():
                 facts.columns.pop(column, None)
+                facts.begun.pop(column, None)
 
     def distinct(self, column: Column) -> int:
         """Return how many different values a column has."""
         return len(self._ids.get(column, ()))
 
-    def _compute(
-        self, snapshot: Snapshot, facts: Facts, column: Column, evaluations: Budget
+    def _evaluate(
+        self, snapshot: Snapshot, facts: Facts, column: Column, budget: Budget, evaluations: Budget
     ) -> tuple[Hashable, ...]:
+        """Return the results of an expression; a question that ends between two devices leaves the first."""
+        done = facts.begun.setdefault(column, [])
+        for entry in facts.entries[len(done) :]:
+            # The evaluation itself is charged besides.
+            budget.keep_up(len(done) % _ENTRIES_PER_STEP == 0)
+            done.append(snapshot.selectors.matches(column[1], entry, evaluations))
+        del facts.begun[column]
+        return tuple(done)
+
+    def _compute(self, snapshot: Snapshot, facts: Facts, column: Column) -> tuple[Hashable, ...]:
         match column:
             case ("attribute", domain, name):
                 full = f"{domain}/{name}"
                 return tuple([_attribute(e, domain, name, full) for e in facts.entries])
-            case ("expression", text):
-                return tuple(snapshot.selectors.matches(text, e, evaluations) for e in facts.entries)
             case ("same", name):
                 lists = snapshot.features.list_type_attributes
                 # Constraints compare devices of one node, so only which values are equal counts, not what

@@ -261,6 +261,11 @@ class FleetIndex:
         )
 
     @property
+    def pending(self) -> bool:
+        """Whether nodes are not in their classes yet."""
+        return bool(self._pending)
+
+    @property
     def nodes(self) -> int:
         """Number of nodes that are in their classes."""
         return len(self._where)

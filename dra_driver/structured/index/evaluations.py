@@ -41,9 +41,9 @@ class Evaluations(Budget):
             self.left += _EVALUATION_STEPS_PER_DEVICE * expressions * len(facts.entries)
 
     def spend(self, steps: int = 1) -> None:
-        """See ``Budget.spend``. Raises IndexUnfinished, too."""
+        """See ``Budget.spend``. It ends no evaluation because the question may do no more upkeep."""
         super().spend(steps)
-        self.question.keep_up(steps)
+        self.question.kept_up(steps)
 
 
 class SelectorsTooExpensive(BudgetExhausted):

@@ -48,8 +48,11 @@ _MAX_COLUMNS: Final = 32
 _MAX_ATTRIBUTES: Final = 16
 # Bytes of a claim that is kept for each byte that it is written with.
 _PER_BYTE: Final = 6
-# Names of attributes that no device has are remembered, as many as this.
+# Names of attributes that no device has are remembered, as many as this. With more, any new one counts.
 _MAX_ABSENT: Final = 4096
+# Request classes that are not in order yet, which do not make room for others: else those of a large fleet,
+# asked for in turns, would begin anew each time.
+_MAX_UNFINISHED: Final = 4
 # Policies that are asked about in turns, such as those of our pools and those of all pools.
 _MAX_ORIGINS: Final = 2
 # An attribute with more values than this (a serial number) splits nodes into classes of one; the results of
@@ -87,11 +90,15 @@ class Fleet:
         self._indexes: OrderedDict[tuple[frozenset[Column], _Use], FleetIndex] = OrderedDict()
         self._request_classes: BoundedCache[Hashable, _Known] = BoundedCache(bounds.request_classes)
         self._shared: SharedSolutions = BoundedCache(bounds.solutions)
+        # Those that are not in order yet; the most recently used last.
+        self._unfinished: OrderedDict[Hashable, _Known] = OrderedDict()
         # The request class of the last question, whose weight has grown since it was put into the cache.
         self._grown: Hashable = None
-        # The index that is being built; and, where it is to replace another one, that one.
+        # The index that is being built; where it is to replace another one, that one, and what is built
+        # instead if that does not go well.
         self._building: FleetIndex | None = None
         self._replaces: FleetIndex | None = None
+        self._instead: tuple[frozenset[Column], _Use] | None = None
         # Attributes whose number of different values in the fleet is known, and the nodes that are left to
         # look at for those of which it is not.
         self._counted: set[Column] = set()
@@ -126,7 +133,7 @@ class Fleet:
         # A digest: claims may have a megabyte of selectors each.
         digests = tuple(w and hashlib.blake2b(w, digest_size=16).digest() for w in wanted)
         key = (digests, options.ignore_taint, use)
-        known = self._request_classes.get(key)
+        known = self._unfinished.get(key) or self._request_classes.get(key)
         if known is None:
             plans = compile_claims(claims, snapshot.classes, snapshot.features)
             index = self._index(snapshot, plans, use, policies, budget)
@@ -135,30 +142,43 @@ class Fleet:
             self._request_classes.put(key, known, known.weight)
         self._grown = key
         index = known.request_class.index
+        self._indexes.move_to_end(self._key(index))
         try:
             known.request_class.follow(snapshot, policies, budget)
         except SelectorsTooExpensive:
             # It will never be whole, and others need not wait for that.
             self._is_built(index)
             raise
-        self._is_built(index)
         return known.request_class
 
     def settle(self) -> None:
         """Make room: what is known by now may take more bytes than it may keep."""
         key, self._grown = self._grown, None
-        known = None if key is None else self._request_classes.get(key)
+        known = None if key is None else self._unfinished.pop(key, None) or self._request_classes.get(key)
         if known is not None:
-            self._request_classes.grow(key, known.grown())
-            if known.weight > self._request_classes.most:
-                # It alone is larger than what all of them may be.
-                self._request_classes.pop(key)
+            self._keep(key, known)
         self._make_room()
+
+    def _keep(self, key: Hashable, known: _Known) -> None:
+        known.weigh()
+        self._request_classes.pop(key)
+        if known.request_class.unfinished:
+            self._unfinished[key] = known
+            if len(self._unfinished) > _MAX_UNFINISHED:
+                self._unfinished.popitem(last=False)
+            return
+        # Only now: an index makes no room for others before there is an answer from it.
+        if not known.request_class.index.pending:
+            self._is_built(known.request_class.index)
+        # One alone may be larger than what all of them may be.
+        if known.weight <= self._request_classes.most:
+            self._request_classes.put(key, known, known.weight)
 
     @property
     def weight(self) -> int:
         """Estimated bytes of everything that is kept."""
-        return self._indexed + self._request_classes.weight + self._shared.weight
+        classes = self._request_classes.weight + sum(known.weight for known in self._unfinished.values())
+        return self._indexed + classes + self._shared.weight
 
     @property
     def _indexed(self) -> int:
@@ -175,7 +195,7 @@ class Fleet:
         # whole. Otherwise the columns are full of what is no longer there.
         if self._indexed > most and all(i.looks > 2 * max(1, i.nodes) for i in self._indexes.values()):
             self._indexes.clear()
-            self._request_classes.clear()
+            self._forget_request_classes()
             self._counted.clear()
             self._to_count.clear()
             self._building = self._replaces = None
@@ -239,8 +259,10 @@ class Fleet:
         attributes = snapshot.index.attributes
         if attributes is not self._attributes:
             self._attributes = attributes
-            if not self._absent.isdisjoint(attributes):
-                self._forget_absent()
+            if len(self._absent) >= _MAX_ABSENT or not self._absent.isdisjoint(attributes):
+                # Nothing that rests on it holds any more.
+                self._absent.clear()
+                self._forget_request_classes()
         scale = snapshot.index.capacity_scale
         if snapshot.classes is self._classes and (scale is self._scale or scale == self._scale):
             return
@@ -249,7 +271,7 @@ class Fleet:
             for index in self._indexes.values():
                 index.forget_counters()
             self._shared.clear()
-        self._request_classes.clear()
+        self._forget_request_classes()
         self._classes, self._scale = snapshot.classes, scale
 
     def _index(
@@ -267,7 +289,7 @@ class Fleet:
         needed = self._needed(snapshot, plans, budget)
         if (known := self._suitable(needed, use)) is not None:
             return known
-        if self._building is not None:
+        while self._building is not None:
             # Possibly of others: that there is one at a time bounds what is kept, and each of them ends.
             self._go_on(snapshot, policies, budget)
             if (known := self._suitable(needed, use)) is not None:
@@ -278,10 +300,9 @@ class Fleet:
                 continue
             if of == use and index.layouts <= _MAX_LAYOUTS and len(needed | columns) <= _MAX_COLUMNS:
                 self._begin(needed | columns, use, replaces=index)
+                self._instead = needed, use
                 self._go_on(snapshot, policies, budget)
-                if (known := self._suitable(needed, use)) is not None:
-                    return known
-                break
+                return self._indexes.get((needed | columns, use)) or self._indexes[needed, use]
         return self._begin(needed, use)
 
     def _suitable(self, needed: frozenset[Column], use: _Use) -> FleetIndex | None:
@@ -321,7 +342,7 @@ class Fleet:
         """Go on building; what was classified stays, so each question gets further."""
         index = self._building
         assert index is not None
-        key = next(k for k, i in self._indexes.items() if i is index)
+        key = self._key(index)
         most = _MAX_LAYOUTS if self._replaces is not None else None
         own = policies is None or self._origins.get(policies.origin) == key[1]
         try:
@@ -337,21 +358,27 @@ class Fleet:
         for key in [k for k, i in self._indexes.items() if i is worse]:
             del self._indexes[key]
             self._drop_request_classes(worse)
+        if worse is index and self._instead is not None:
+            # At once: the next question would try to extend the other one again.
+            self._begin(*self._instead)
+
+    def _key(self, index: FleetIndex) -> tuple[frozenset[Column], _Use]:
+        return next(key for key, kept in self._indexes.items() if kept is index)
 
     def _is_built(self, index: FleetIndex) -> None:
         """Note that an index needs no more work."""
         if index is self._building and self._replaces is None:
             self._building = None
 
-    def _forget_absent(self) -> None:
-        """Forget which attributes no device has, and all that rests on it."""
-        self._absent.clear()
+    def _forget_request_classes(self) -> None:
         self._request_classes.clear()
+        self._unfinished.clear()
 
     def _drop_request_classes(self, index: FleetIndex) -> None:
-        for key, known in self._request_classes.items():
+        for key, known in [*self._request_classes.items(), *self._unfinished.items()]:
             if known.request_class.index is index:
                 self._request_classes.pop(key)
+                self._unfinished.pop(key, None)
 
     def _needed(self, snapshot: Snapshot, plans: Sequence[ClaimPlan], budget: Budget) -> frozenset[Column]:
         """Return the columns that the constraints and expressions of the claims can see."""
@@ -389,9 +416,8 @@ class Fleet:
         """Return whether a device has an attribute of this name; note if none has."""
         if snapshot.index.has_attribute(name):
             return True
-        if len(self._absent) >= _MAX_ABSENT:
-            self._forget_absent()
-        self._absent.add(name)
+        if len(self._absent) < _MAX_ABSENT:
+            self._absent.add(name)
         return False
 
     def _count(self, snapshot: Snapshot, column: Column, budget: Budget) -> None:
@@ -428,10 +454,9 @@ class _Known:
         self._claims = claims
         self.weight = claims + request_class.weight
 
-    def grown(self) -> int:
-        """Return the bytes that it takes more than when it was asked last."""
-        before, self.weight = self.weight, self._claims + self.request_class.weight
-        return self.weight - before
+    def weigh(self) -> None:
+        """Note the bytes that it takes by now."""
+        self.weight = self._claims + self.request_class.weight
 
 
 def _requests(claim: ResourceClaim) -> bytes:

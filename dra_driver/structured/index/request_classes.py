@@ -12,7 +12,7 @@ from dra_driver.structured.index.several_devices import BestClasses, SharedSolut
 from dra_driver.structured.index.single_device import CheapestDevices
 from dra_driver.structured.matching.plan import ClaimPlan
 from dra_driver.structured.matching.problem import Options
-from dra_driver.structured.model.budget import Budget
+from dra_driver.structured.model.budget import Budget, IndexUnfinished
 from dra_driver.structured.model.snapshot import Snapshot
 from dra_driver.structured.model.types import PoolPolicies, PoolPolicy, Strategy
 
@@ -42,6 +42,7 @@ class RequestClass:
 
     Attributes:
         infeasible: node classes where Kubernetes' search finds nothing.
+        unfinished: whether the last answer waits for upkeep that the next question goes on with.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class RequestClass:
         self.index = index
         self._demand = Demand(plans, index, options)
         self._shared = shared
+        self.unfinished = False
         self._start()
 
     def _start(self) -> None:
@@ -103,8 +105,7 @@ class RequestClass:
             BudgetExhausted: none of those has an answer.
             IndexUnfinished: there are classes that this and earlier questions had not enough upkeep for.
         """
-        way = self._single if self._demand.single else self._several
-        return way.best(snapshot, allowed)
+        return self._best_of(self._single if self._demand.single else self._several, snapshot, allowed)
 
     def best_mixed(self, snapshot: Snapshot, allowed: Allowed | None) -> Choice | None:
         """Return the best answer on nodes where pools of both strategies serve the claims.
@@ -112,7 +113,17 @@ class RequestClass:
         Devices of first-fit pools are taken in their order, not by cost, so the order of single devices does
         not apply there.
         """
-        return self._several.best(snapshot, allowed)
+        return self._best_of(self._several, snapshot, allowed)
+
+    def _best_of(
+        self, way: CheapestDevices | BestClasses, snapshot: Snapshot, allowed: Allowed | None
+    ) -> Choice | None:
+        self.unfinished = False
+        try:
+            return way.best(snapshot, allowed)
+        except IndexUnfinished:
+            self.unfinished = True
+            raise
 
     def role(self, snapshot: Snapshot, layout: Layout) -> Role:
         """Return how claims of the signature are served on nodes of a layout."""

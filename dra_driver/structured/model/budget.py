@@ -200,6 +200,10 @@ class Budget:
             self._upkeep_read_at = self.upkeep + _UPKEEP_PER_READING
         self.upkeep += steps
 
+    def kept_up(self, steps: int) -> None:
+        """Charge upkeep that is part of something begun: what is broken off would be begun anew each time."""
+        self.upkeep += steps
+
     def _upkeep_until(self, now: float) -> float:
         return self._upkept + (now - self._upkeep_since if self._upkeep_since is not None else 0.0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from allocator_oracle import allocate_by_scan
@@ -58,6 +58,8 @@ EXPRESSIONS = [
     'device.driver == "gpu.example.com"',
 ]
 RULES = st.sampled_from([PoolPolicy(s, n) for s in Strategy for n in NodePolicy])
+# Far more than the nodes have columns and devices, and their classes requests.
+MOST_PIECES = 1_500
 TAINT = {"key": "k", "value": "v", "effect": "NoSchedule"}
 
 
@@ -169,9 +171,74 @@ def seen(outcome: Outcome) -> object:
             return message, only_this_node, where
 
 
-def in_pieces(now: Snapshot, pod: list[ResourceClaim], upkeep: int, **how: Any) -> Outcome:
+class Change(NamedTuple):
+    slices: list[ResourceSlice]
+    gone: list[str]
+
+
+class Nodes(NamedTuple):
+    """Nodes change, and one of them goes."""
+
+
+class Release(NamedTuple):
+    which: int
+
+
+class Question(NamedTuple):
+    """A question, with rules for the pools in turns, and another one that is asked in between."""
+
+    pod: list[ResourceClaim]
+    rules: list[PoolPolicy]
+    without_first: bool
+    upkeep: int
+    other: Other | None
+    how: dict[str, Any]
+
+
+class Other(NamedTuple):
+    """Another question, which nobody waits for, asked once or each time."""
+
+    claim: ResourceClaim
+    each_time: bool
+
+
+@st.composite
+def steps_of(draw: st.DrawFn, number: int, nodes: int) -> Change | Nodes | Release | Question:
+    match draw(st.integers(0, 9)):
+        case 0:
+            return Change(draw(slices_of(f"n{draw(st.integers(0, nodes - 1))}")), [])
+        case 1:
+            return Change([], [draw(st.sampled_from(["n0-gpu.example.com", "n1-0", "n1-1"]))])
+        case 2:
+            return Nodes()
+        case 3 | 4:
+            return Release(draw(st.integers(0, 5)))
+        case _:
+            return draw(questions(number, nodes))
+
+
+@st.composite
+def questions(draw: st.DrawFn, number: int, nodes: int) -> Question:
+    pod = [draw(claims(f"c{number}-{k}")) for k in range(draw(st.sampled_from([1, 1, 2])))]
+    how: dict[str, Any] = {}
+    if draw(st.integers(0, 4)) == 0:
+        how["nodes"] = [f"n{k}" for k in range(0, nodes, 2)]
+    if draw(st.integers(0, 3)) == 0:
+        how["policy"] = NodePolicy.SPREAD
+    rules = draw(st.lists(RULES, min_size=1, max_size=8)) if draw(st.integers(0, 7)) < 4 else []
+    other = Other(draw(claims("other")), draw(st.booleans())) if draw(st.integers(0, 3)) == 0 else None
+    upkeep = draw(st.sampled_from([1, 7, 40, sys.maxsize, sys.maxsize]))
+    return Question(pod, rules, draw(st.integers(0, 3)) == 0, upkeep, other, how)
+
+
+def in_pieces(
+    now: Snapshot, pod: list[ResourceClaim], upkeep: int, other: Other | None, **how: Any
+) -> Outcome:
     """Ask until there is an answer, each time with so much upkeep."""
-    for _ in range(5_000):
+    for i in range(MOST_PIECES):
+        if other is not None and (other.each_time or i == 0):
+            with contextlib.suppress(IndexUnfinished):
+                allocate(now, [other.claim], budget=Budget(upkeep_steps=upkeep), **how)
         try:
             return allocate(now, pod, budget=Budget(upkeep_steps=upkeep), **how)
         except IndexUnfinished:
@@ -179,8 +246,14 @@ def in_pieces(now: Snapshot, pod: list[ResourceClaim], upkeep: int, **how: Any) 
     raise AssertionError("no question gets further")
 
 
-def same(now: Snapshot, pod: list[ResourceClaim], upkeep: int = sys.maxsize, **how: Any) -> Outcome:
-    fast, slow = in_pieces(now, pod, upkeep, **how), allocate_by_scan(now, pod, **how)
+def same(
+    now: Snapshot,
+    pod: list[ResourceClaim],
+    upkeep: int = sys.maxsize,
+    other: Other | None = None,
+    **how: Any,
+) -> Outcome:
+    fast, slow = in_pieces(now, pod, upkeep, other, **how), allocate_by_scan(now, pod, **how)
     event(type(fast).__name__)
     assert seen(fast) == seen(slow)
     if isinstance(fast, DoesNotFit):
@@ -194,41 +267,26 @@ def same(now: Snapshot, pod: list[ResourceClaim], upkeep: int = sys.maxsize, **h
 def test_equal_nodes_solved_once_give_what_every_node_gives(
     world: list[list[ResourceSlice]], data: st.DataObject
 ) -> None:
+    # Everything is drawn before it is known what it leads to, so that any run draws the same.
+    steps = [data.draw(steps_of(i, len(world))) for i in range(data.draw(st.integers(1, 7)))]
     now = snapshot(*world, classes=[gpu_class("nic")])
     held: list[tuple[str, Any]] = []
-    for i in range(data.draw(st.integers(1, 7))):
-        match data.draw(st.integers(0, 9)):
-            case 0:
-                changed = data.draw(slices_of(f"n{data.draw(st.integers(0, len(world) - 1))}"))
-                now = now.with_slices(changed)
-            case 1:
-                now = now.with_slices(
-                    [], [data.draw(st.sampled_from(["n0-gpu.example.com", "n1-0", "n1-1"]))]
-                )
-            case 2:
+    for step in steps:
+        match step:
+            case Change(slices, gone):
+                now = now.with_slices(slices, gone)
+            case Nodes():
                 now = now.with_nodes([node("n0", zone="x")], ["n1"])
-            case 3 | 4 if held:
-                held.pop(data.draw(st.integers(0, len(held) - 1)))
-                now = now.with_allocated(AllocatedState().with_allocations(held))
-            case _:
-                pod = [data.draw(claims(f"c{i}-{k}")) for k in range(data.draw(st.sampled_from([1, 1, 2])))]
-                how: dict[str, Any] = {}
-                if data.draw(st.integers(0, 4)) == 0:
-                    how["nodes"] = [f"n{k}" for k in range(0, len(world), 2)]
-                if data.draw(st.integers(0, 5)) == 0:
-                    how["pools"] = PersistentMap(
-                        {p: r for p, r in rules_of(now, data).items() if p.pool != "n0"}
-                    )
-                elif data.draw(st.integers(0, 1)):
-                    how["pools"] = PersistentMap(rules_of(now, data))
-                if data.draw(st.integers(0, 3)) == 0:
-                    how["policy"] = NodePolicy.SPREAD
-                upkeep = data.draw(st.sampled_from([1, 7, 40, sys.maxsize, sys.maxsize]))
-                if data.draw(st.integers(0, 3)) == 0:
-                    # Another question, which nobody waits for.
-                    with contextlib.suppress(IndexUnfinished):
-                        allocate(now, [data.draw(claims("other"))], budget=Budget(upkeep_steps=upkeep), **how)
-                outcome = same(now, pod, upkeep, **how)
+            case Release(which):
+                if held:
+                    held.pop(which % len(held))
+                    now = now.with_allocated(AllocatedState().with_allocations(held))
+            case Question(pod, rules, without_first, upkeep, other, how):
+                if rules:
+                    cycle = {p: rules[i % len(rules)] for i, p in enumerate(pools_of(now))}
+                    used = {p: r for p, r in cycle.items() if not (without_first and p.pool == "n0")}
+                    how = {**how, "pools": PersistentMap(used)}
+                outcome = same(now, pod, upkeep, other, **how)
                 if isinstance(outcome, Allocated):
                     made = zip((str(c.key) for c in pod), outcome.results, strict=True)
                     held += made
@@ -288,10 +346,6 @@ def test_what_fits_does_not_depend_on_the_strategies_of_pools(
 
 def pools_of(now: Snapshot) -> list[PoolID]:
     return sorted({p.id for name in now.nodes for p in now.view(name).pools})
-
-
-def rules_of(now: Snapshot, data: st.DataObject) -> dict[PoolID, PoolPolicy]:
-    return {pool: data.draw(RULES) for pool in pools_of(now)}
 
 
 @settings(max_examples=examples(60), deadline=None, derandomize=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +19,7 @@ from dra_driver.structured import (
     GroupAllocated,
     GroupMember,
     IndexUnfinished,
+    NodePolicy,
     Outcome,
     PersistentMap,
     PoolID,
@@ -179,7 +181,7 @@ def test_an_index_that_is_being_built_does_not_make_room_for_others() -> None:
     # From now on there is no room for any.
     kept._bounds = Bounds(indexes=-(1 << 20))
     for _ in pieces:
-        assert kept._building is None or kept._building in kept._indexes.values()
+        assert kept._building in (None, *kept._indexes.values())
     assert len(kept._indexes) < 3
     assert isinstance(allocate(cluster, [wanted]), Allocated)
 
@@ -273,3 +275,109 @@ def test_selectors_that_cost_too_much_on_the_whole_fleet_are_given_up_for_that_r
     assert isinstance(allocate(cluster, [wanted], budget=again), Failed)
     assert again.upkeep < 100
     assert isinstance(list(in_pieces(cluster, LARGE))[-1], Allocated)
+
+
+def in_turns(cluster: Snapshot, wanted: list[ResourceClaim], upkeep: int, most: int = 400) -> list[Outcome]:
+    """Ask each question in turns until it has an answer, and answers no longer."""
+    answers: dict[int, Outcome] = {}
+    for _ in range(most):
+        for i, one in enumerate(wanted):
+            with contextlib.suppress(IndexUnfinished):
+                outcome = allocate(cluster, [one], budget=Budget(upkeep_steps=upkeep))
+                answers.setdefault(i, outcome)
+        if len(answers) == len(wanted):
+            return [answers[i] for i in range(len(wanted))]
+    raise AssertionError(f"only {len(answers)} of {len(wanted)} questions get an answer")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_question_gets_further_whatever_upkeep_it_may_do(kind: str) -> None:
+    made, wanted = KINDS[kind]
+    cluster = made()
+    # A single column of a single node costs more.
+    assert list(in_pieces(cluster, wanted, upkeep=1))[-1] == allocate(made(), [wanted])
+
+
+def test_an_evaluation_that_costs_more_than_all_upkeep_of_a_question_is_done() -> None:
+    cluster = snapshot(*(pool(f"n{n}", *gpus(n)) for n in range(4)))
+    # Whatever attributes the device has, so it is evaluated for each.
+    slow = f'lists.range(200).all(i, {OF}.uuid != string(i)) && {OF}.exists(k, k == "rack")'
+    wanted = claim("slow", selected(slow))
+    whole = Budget()
+    expected = allocate(cluster, [wanted], budget=whole)
+    assert isinstance(expected, Allocated)
+    again = snapshot(*(pool(f"n{n}", *gpus(n)) for n in range(4)))
+    # Nothing is evaluated twice, so that it costs no more than this in pieces.
+    again.memory.put(Fleet(Bounds(evaluation_steps=whole.upkeep)))
+    prepare(again)
+    asked = list(in_pieces(again, wanted, upkeep=1))
+    assert asked[-1] == expected
+    assert len(asked) > 8
+
+
+def test_attributes_that_tell_too_many_nodes_apart_together_are_not_tried_together_again() -> None:
+    def attributes(n: int) -> dict[str, Any]:
+        return {"row": f"r{n % 20}", "column": f"c{n // 20}"}
+
+    cluster = snapshot(
+        *(pool(f"n{n:03}", device("gpu", "40Gi", attributes=attributes(n))) for n in range(300))
+    )
+    prepare(cluster)
+    rows, columns = (claim(a, selected(f'{OF}.{a} == "{a[0]}7"')) for a in ("row", "column"))
+    # Too little for as many nodes as it takes to see that there are too many layouts.
+    assert isinstance(list(in_pieces(cluster, rows, upkeep=40))[-1], Allocated)
+    assert isinstance(list(in_pieces(cluster, columns, upkeep=40))[-1], Allocated)
+
+
+def test_requests_that_alone_take_more_room_than_there_is_are_put_in_order_all_the_same() -> None:
+    cluster = many_kinds()
+    cluster.memory.put(Fleet(Bounds(request_classes=2_000)))
+    prepare(cluster)
+    # Of one device and of several.
+    wanted = [claim(f"c{n}", exactly(n)) for n in (1, 2, 3)]
+    assert all(isinstance(o, Allocated) for o in in_turns(cluster, wanted, upkeep=33))
+
+
+def test_indexes_that_alone_take_more_room_than_there_is_do_not_replace_each_other_unused() -> None:
+    cluster = many_kinds()
+    cluster.memory.put(Fleet(Bounds(indexes=-(1 << 20))))
+    # To put the classes in order for them takes longer than to classify the nodes.
+    requests = [
+        {"firstAvailable": [{"name": f"s{k}", **exactly(1, f"{k + 1}Gi")} for k in range(8)]},
+        exactly(2),
+    ]
+    wanted = claim("c", *requests)
+    # Of one policy, and of the other.
+    answers: dict[NodePolicy, Outcome] = {}
+    for _ in range(40):
+        for policy in NodePolicy:
+            with contextlib.suppress(IndexUnfinished):
+                answers[policy] = allocate(cluster, [wanted], policy=policy, budget=Budget(upkeep_steps=45))
+    assert all(isinstance(answers.get(policy), Allocated) for policy in NodePolicy)
+
+
+def many_kinds() -> Snapshot:
+    """Return a cluster of nodes that are all different."""
+    return snapshot(
+        *(
+            pool(
+                f"n{n:02}",
+                *(device(f"gpu-{k}", f"{40 + n}Gi", attributes={"uuid": f"{n}-{k}"}) for k in range(8)),
+            )
+            for n in range(40)
+        )
+    )
+
+
+def test_claims_that_name_what_no_device_has_do_not_undo_the_work_of_others() -> None:
+    cluster = many_kinds()
+    prepare(cluster)
+    wanted = claim("any", exactly(2))
+    for i in range(40):
+        absent = [{"matchAttribute": f"{DOMAIN}/a{i}-{n}"} for n in range(4_200)]
+        with contextlib.suppress(IndexUnfinished):
+            allocate(cluster, [claim("absent", constraints=absent)], budget=Budget(upkeep_steps=1))
+        with contextlib.suppress(IndexUnfinished):
+            assert isinstance(allocate(cluster, [wanted], budget=Budget(upkeep_steps=20)), Allocated)
+            return
+    raise AssertionError("no question gets further")
