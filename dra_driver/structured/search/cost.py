@@ -126,8 +126,9 @@ class Costs:
     def _largest(self, name: str, capacity: DeviceCapacity) -> int:
         """Return the largest amount of a capacity in the cluster.
 
-        The device that an index keeps as the example of its kind may have left the cluster, as the last one
-        with this capacity. Nothing is allocated from that kind before it is back, and with it its amounts.
+        The device that an index keeps as the example of its kind may have left the cluster, or not be there
+        yet in an older snapshot, as the only one with this capacity. Nothing is allocated from that kind
+        before it is back; then the largest amounts are others, and its costs are worked out anew.
         """
         return self._scale.get(_bare(name)) or max(1, capacity.value.nano)
 

@@ -234,6 +234,32 @@ def test_a_larger_device_does_not_build_every_index_anew() -> None:
     assert isinstance(allocate(grown, [LARGE], budget=Budget(upkeep_steps=40)), Allocated)
 
 
+def test_a_capacity_that_only_absent_devices_have_costs_nothing_until_they_are_back() -> None:
+    def accelerator(cores: str) -> list[Any]:
+        amounts = {"memory": {"value": "20Gi"}, "cores": {"value": cores}}
+        return [pool("n0", device("gpu-0", capacity=amounts))]
+
+    small = pool("n1", device("gpu-0", "40Gi"))
+    never = snapshot([small]).with_nodes([node("n0")])
+    there = never.with_slices(accelerator("8"))
+    gone = there.with_slices([], ["n0-gpu.example.com"])
+    allocate(there, [claim("one", exactly(1, "8Gi"))])
+    # What is known of the accelerator is kept. An older snapshot has never had a device with cores.
+    for without in (gone, never):
+        for amount in ("10Gi", "15Gi"):
+            outcome = allocate(without, [claim("c", exactly(1, amount))])
+            assert isinstance(outcome, Allocated)
+            assert outcome.node == "n1"
+    for cores in ("8", "900"):
+        back = gone.with_slices(accelerator(cores))
+        for amount in ("10Gi", "15Gi"):
+            wanted = claim("c", exactly(1, amount))
+            outcome = allocate(back, [wanted])
+            assert isinstance(outcome, Allocated)
+            assert outcome.node == "n0"
+            assert outcome == allocate(snapshot(accelerator(cores), [small]), [wanted])
+
+
 def test_what_partitions_make_impossible_is_measured_anew_beside_larger_devices() -> None:
     def partitioned(name: str, whole: int, takes_all: int) -> list[Any]:
         return partitioned_pool(
