@@ -407,3 +407,52 @@ def test_claims_that_name_what_no_device_has_do_not_undo_the_work_of_others() ->
             assert isinstance(allocate(cluster, [wanted], budget=Budget(upkeep_steps=20)), Allocated)
             return
     raise AssertionError("no question gets further")
+
+
+def test_an_attribute_is_seen_however_many_were_absent_before() -> None:
+    cluster = whole_gpus()
+    absent = [{"matchAttribute": f"{DOMAIN}/a{n}"} for n in range(5_000)]
+    allocate(cluster, [claim("absent", constraints=absent)])
+    equal = claim("equal", exactly(2), constraints=[{"matchAttribute": f"{DOMAIN}/fresh"}])
+    assert isinstance(allocate(cluster, [equal]), DoesNotFit)
+    fresh = [device(f"gpu-{k}", "40Gi", attributes={"fresh": "yes"}) for k in range(2)]
+    assert isinstance(allocate(cluster.with_slices([pool("n007", *fresh)]), [equal]), Allocated)
+
+
+def unfinished(cluster: Snapshot, wanted: ResourceClaim) -> Fleet:
+    """Ask until classes are in order in part."""
+    kept = cluster.memory.of(Fleet)
+    pieces = in_pieces(cluster, wanted, upkeep=45)
+    while not kept._unfinished:
+        assert isinstance(next(pieces), IndexUnfinished)
+    return kept
+
+
+def test_what_is_in_order_in_part_is_forgotten_with_other_largest_amounts() -> None:
+    cluster, wanted = many_kinds(), claim("any", exactly())
+    kept = unfinished(cluster, wanted)
+    assert kept.weight > kept._indexed + kept._request_classes.weight + kept._shared.weight
+    grown = cluster.with_nodes([node("n99")]).with_slices([pool("n99", device("huge", "9000Gi"))])
+    outcome = allocate(grown, [wanted])
+    assert isinstance(outcome, Allocated)
+    assert outcome.node == "n00"
+
+
+def test_what_is_in_order_in_part_is_forgotten_with_its_index() -> None:
+    cluster = many_kinds()
+    cluster.memory.put(Fleet(Bounds(indexes=-(1 << 20))))
+    wanted = claim("any", exactly())
+    kept = unfinished(cluster, wanted)
+    assert isinstance(allocate(cluster, [wanted], policy=NodePolicy.SPREAD), Allocated)
+    # The index that there has been an answer from takes the place of the other one.
+    assert len(kept._indexes) == 1
+    assert isinstance(list(in_pieces(cluster, wanted))[-1], Allocated)
+
+
+def test_an_index_that_is_used_all_the_time_is_not_the_one_that_makes_room() -> None:
+    cluster = snapshot(*(pool(f"n{n}", *gpus(n)) for n in range(4)))
+    often, *others = (claim(f"c{i}", selected(f'!{OF}.exists(k, k == "a{i}")')) for i in range(30))
+    allocate(cluster, [often])
+    for other in others:
+        allocate(cluster, [other])
+        assert isinstance(allocate(cluster, [often], budget=Budget(upkeep_steps=0)), Allocated)
