@@ -373,6 +373,7 @@ class Plugin:
                     partial(self._leftovers.run, t.first_leftovers, t.leftovers, t.confirm_leftovers),
                     "leftovers",
                 ),
+                (partial(self._leftovers.sweep, t.leftovers), "directories of ended daemons"),
                 (self._watch_partitions, "partitions"),
                 (self.notices.run, "notices"),
                 (partial(self._activity.run, self.observation.samples), "activity"),

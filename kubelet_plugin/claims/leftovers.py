@@ -76,12 +76,10 @@ class Leftovers:
         await asyncio.sleep(first)
         while True:
             before = self._seen
-            # Each by itself: what ended daemons left is removed although a GPU does not answer.
-            for step in (self.look, self._sweep):
-                try:
-                    await step()
-                except (DraError, OSError) as e:
-                    log.warning("leftovers on the GPUs could not be looked for", error=str(e))
+            try:
+                await self.look()
+            except (DraError, OSError) as e:
+                log.warning("leftovers on the GPUs could not be looked for", error=str(e))
             await asyncio.sleep(every if self._seen <= before else min(every, confirm))
 
     async def watch(self, every: float) -> None:
@@ -145,6 +143,19 @@ class Leftovers:
         self.unmanaged = len(confirmed & instances.keys())
         for _, device in confirmed & daemons:
             await self._end_daemon(device)
+
+    async def sweep(self, every: float) -> None:
+        """Remove what ended daemons left until cancelled: soon after one has ended, and every few seconds.
+
+        By itself, because a GPU that does not answer keeps a look at the hardware waiting.
+        """
+        seen = 0
+        while True:
+            try:
+                await self._sweep()
+            except (DraError, OSError) as e:
+                log.warning("what ended daemons left could not be removed", error=str(e))
+            seen = await self._hardware.ended_daemons.wait(seen, every)
 
     async def _sweep(self) -> None:
         """Remove what containers wrote for ended daemons, in steps; the next round goes on."""

@@ -124,6 +124,7 @@ class GpuHardware:
         self._bindings = bindings
         self._slices: dict[str, str] = {}
         self.changes = Changes()
+        self.ended_daemons = Changes()
         self.calls = GpuCalls(controls, executor, call_seconds, locks, daemons)
         self.partitions = Partitions(self.calls, self.changes)
 
@@ -192,11 +193,11 @@ class GpuHardware:
             async with self.calls.alone(setting.uuid):
                 others = holdings.successors(record.uid, setting.uuid)
                 if setting.daemon and not any(o.daemon for o in others):
-                    await self.calls.call(self._daemons.stop, setting.device)
+                    await self._stop(setting.device)
         for device, partition in held_partitions(record):
             if partition.daemon:
                 async with self.calls.alone(device.uuid):
-                    await self.calls.call(self._daemons.stop, device.device)
+                    await self._stop(device.device)
 
     async def bind_drivers(self, record: PreparedClaim) -> PreparedClaim:
         """See ``Hardware``."""
@@ -241,7 +242,11 @@ class GpuHardware:
         """
         async with self.calls.alone(gpu):
             if still_idle():
-                await self.calls.call(self._daemons.stop, device)
+                await self._stop(device)
+
+    async def _stop(self, device: str) -> None:
+        await self.calls.call(self._daemons.stop, device)
+        self.ended_daemons.notify()
 
     async def sweep_daemons(self) -> bool:
         """Remove some of what ended daemons left; return whether there is more.
