@@ -79,12 +79,16 @@ class EmbeddedActions:
         except NoPreviousVersion as e:
             return f"- {e}"
         code = _OTHER.format(folder=str(folder))
+        # The version before has no flags that came after it.
+        known = "".join(p.read_text() for p in sorted((folder / "dra_driver/cli").rglob("*.py")))
         processes = [self._cluster.controller, *(n.plugin for n in self._cluster.nodes.values())]
         for process in processes:
             await self._cluster.kill(process)
             self._present[process.name] = process.command
             start = process.command.index("-m")
-            arguments = process.command[start + 2 :]
+            given = process.command[start + 2 :]
+            names = [a.partition("=")[0].replace("--no-", "--") for a in given]
+            arguments = [a for a, name in zip(given, names, strict=True) if name in known or a[0] != "-"]
             own = ("--instance-id=previous",) if process is not self._cluster.controller else ()
             process.command = (*process.command[:start], "-c", code, *arguments, *own)
             await self._cluster.start_process(process)
