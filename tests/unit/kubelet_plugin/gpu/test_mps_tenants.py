@@ -147,6 +147,7 @@ def test_a_daemon_that_hangs_is_killed_before_its_directory_goes(
 def test_a_daemon_that_does_not_end_keeps_its_directory(
     root: Path, tools: Tools, daemons: MpsDaemons
 ) -> None:
+    tools.write_mps(hangs=True)
     pid = started(daemons, root, "gpu-0")
     with pytest.raises(PrepareError, match=rf"does not end: process {pid} runs") as caught:
         open_daemons(root, tools, ready_seconds=0.0).stop("gpu-0")
