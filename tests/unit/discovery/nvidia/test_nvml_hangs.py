@@ -102,17 +102,20 @@ def held() -> Iterator[threading.Event]:
 
 def test_a_library_that_answers_about_no_gpu_is_waited_for(held: threading.Event) -> None:
     """Then the whole backend hangs, and its look does not end."""
-    lanes = Lanes(0.5)
+    lanes = Lanes(0.05)
     done: list[Any] = []
     thread = threading.Thread(
         target=lambda: done.append(lanes.each(("a", "b"), "a look", lambda _: held.wait()))
     )
     thread.start()
-    thread.join(1.2)
+    thread.join(0.5)
     assert thread.is_alive()
     held.set()
     thread.join(30)
-    assert [(a.found, a.late) for a in done] == [({"a": True, "b": True}, {})]
+    # Both come back now; whether the first one still counts as late is decided by which comes first.
+    (answers,) = done
+    assert answers.found
+    assert answers.found.keys() | answers.late.keys() == {"a", "b"}
 
 
 def test_an_answer_from_before_a_hang_proves_nothing(held: threading.Event) -> None:
