@@ -189,6 +189,8 @@ class Life:
         self._power = power
         self._reboots = reboots
         self._agent: Agent | None = None
+        # Whether something may end that agent.
+        self._planned = False
 
     @property
     def agent(self) -> Agent:
@@ -203,6 +205,7 @@ class Life:
             agent = await self.world.start(plan)
             if agent is not None:
                 self._agent = agent
+                self._planned = plan is not None
                 if plan is None or not plan.error:
                     self.world.check()
                 return
@@ -244,9 +247,10 @@ class Life:
 
     async def finish(self) -> None:
         """End the agent in order; nothing is prepared any more, so nothing may be left."""
-        # Its plan may kill it while it folds its journal.
-        if not await self.world.stop(self.agent, killed=True):
+        # The plan of each agent that is left may kill it while it folds its journal.
+        while self._planned and not await self.world.stop(self.agent, killed=True):
             await self._revive()
+        if not self._planned:
             await self.world.stop(self.agent)
         self.world.check(idle=True)
 
