@@ -9,8 +9,8 @@ counts:
   journals finds no checkpoint then, and takes ``FILE.previous`` and the CDI files of the claims.
 
 A journal is begun in two steps: it is written with its first change under its name, then ``FILE`` is renamed
-to ``FILE.previous``. It ends when ``FILE`` is written. Both are single renames, so that a crash leaves the
-one or the other. The journal stays there: should ``FILE`` be damaged, it completes ``FILE.previous``.
+to ``FILE.previous``. It ends when ``FILE`` is written. Both are single steps, so that a crash leaves the one
+or the other. The journal stays there: should ``FILE`` be damaged, it completes ``FILE.previous``.
 """
 
 from __future__ import annotations
@@ -278,7 +278,12 @@ class CheckpointFile:
         else:
             try:
                 files.write(self._journal_path, line, FILE_MODE, name=False)
-                self._path.rename(self._previous)
+                if _is_same(self._path, self._previous):
+                    # As an instance leaves them that is killed while it writes a document. Renamed, the file
+                    # would keep both names, and go on to be what counts.
+                    self._path.unlink()
+                else:
+                    self._path.rename(self._previous)
             except OSError:
                 self._journal = before
                 raise
@@ -394,6 +399,13 @@ def _identity(path: Path) -> tuple[int, ...] | None:
     except OSError:
         return None
     return (found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size)
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    try:
+        return path.samefile(other)
+    except FileNotFoundError:
+        return False
 
 
 async def _finish(future: asyncio.Future[None]) -> bool:

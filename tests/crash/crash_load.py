@@ -21,6 +21,9 @@ class Load:
         pairs: how many pairs of claims there are at most.
     """
 
+    # A call that fails so often although nothing is killed any more does not get any further.
+    TRIES = 20
+
     def __init__(self, world: CrashedNode, seed: int, *, hardware: bool, pairs: int) -> None:
         self.world = world
         self._hardware = hardware
@@ -77,11 +80,16 @@ class Load:
         self.back.set()
 
     async def _again(self, call: Callable[[Agent], Awaitable[bool]]) -> None:
+        tries = 0
         while True:
             await self.back.wait()
             assert self.current is not None
+            undisturbed = self.finished.is_set()
             if await call(self.current):
                 return
+            tries += undisturbed
+            if tries > self.TRIES:
+                self.world.violate("no progress", self.world.errors())
             await asyncio.sleep(0.001)
 
     async def _hand_over(self, i: int) -> None:

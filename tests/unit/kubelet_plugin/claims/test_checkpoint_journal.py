@@ -145,7 +145,7 @@ class Trouble:
         self.error: int | None = None
         self.after = False
         self.torn = False
-        for name in ("open", "write", "fsync", "rename", "link", "ftruncate"):
+        for name in ("open", "write", "fsync", "rename", "link", "unlink", "ftruncate"):
             monkeypatch.setattr(os, name, self._wrapped(name, getattr(os, name)))
 
     def _wrapped(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -212,10 +212,10 @@ def trouble(monkeypatch: pytest.MonkeyPatch) -> Trouble:
     return Trouble(monkeypatch)
 
 
-async def _played(path: Path, trouble: Trouble, at: int | None) -> int:
+async def _played(path: Path, trouble: Trouble, at: int | None, *, alone: bool = True) -> int:
     """Play the steps with trouble at one of them; return how many ended well before it."""
     with Inline(1) as executor:
-        store = CheckpointFile(path, executor, lambda: True)
+        store = CheckpointFile(path, executor, lambda: alone)
         await store.load()
         await store.save(record(0))
         trouble.steps, trouble.at = 0, at
@@ -239,18 +239,19 @@ async def _read(path: Path) -> tuple[dict[str, str], str]:
         return found, problem
 
 
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "beside another instance"])
 @pytest.mark.parametrize("how", ["before", "after", "torn"])
 def test_a_crash_at_any_step_leaves_what_was_or_what_is_to_be(
-    tmp_path: Path, trouble: Trouble, how: str
+    tmp_path: Path, trouble: Trouble, how: str, alone: bool
 ) -> None:
     trouble.after, trouble.torn = how == "after", how == "torn"
-    asyncio.run(_played(tmp_path / "whole.json", trouble, None))
+    asyncio.run(_played(tmp_path / "whole.json", trouble, None, alone=alone))
     steps = trouble.steps
     assert steps > 30
     begin = {"uid-0000": "PrepareCompleted"}
     for at in range(steps):
         path = tmp_path / f"{at}.json"
-        done = asyncio.run(_played(path, trouble, at))
+        done = asyncio.run(_played(path, trouble, at, alone=alone))
         trouble.at = None
         found, problem = asyncio.run(_read(path))
         before = history()[done - 1] if done else begin
