@@ -3,7 +3,8 @@
 ``<state>/mps/<device>/`` holds ``pipe`` (sockets; containers have it read-only), ``log`` and ``shm`` (what
 the daemon and its clients have as ``/dev/shm``). The last two are file systems in memory with a limit. Which
 process the daemon is, the kernel says (``mps_processes``), so that a restarted plugin finds the daemons of
-the one before.
+the one before. NVIDIA's server runs as the user of its first client, and goes to the daemon's sockets by
+their path, so the daemon and its servers see these directories where any user gets to them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,6 +37,7 @@ __all__ = [
     "Launcher",
     "MpsDaemons",
     "NoDaemons",
+    "closed_directory",
     "daemon_command",
 ]
 
@@ -51,6 +54,26 @@ _LOG_INODES: Final = 64
 _SHOWN_LOG_BYTES: Final = 300
 # Removed at a time of what plain directories held: about a tenth of a second.
 _SWEPT_ENTRIES: Final = 2000
+# Of units, unless they have another one (systemd.exec(5)).
+_UNIT_PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# The file system of process 1, on which units are started.
+_HOST: Final = Path("/proc/1/root")
+# Arguments: what becomes /dev/shm, the directory that is closed to other users or nothing, the program, and
+# what stays in that directory. After a mount over it, only the working directory leads to what was there.
+_SESSION: Final = """
+mount --bind "$1" /dev/shm || exit
+[ -z "$2" ] || (
+    umask 022
+    cd "$2" && mount -t tmpfs -o size=1m,mode=755 dra-driver "$2" || exit
+    closed=$2
+    shift 3
+    for place; do
+        inside=/proc/self/cwd/${place#"$closed"/}
+        mkdir -p "$place" && mount --no-canonicalize --bind "$inside" "$place" || exit
+    done
+) || exit
+exec "$3" -d
+"""
 # The directory was made by a version that lets containers only read the pipes.
 _READ_ONLY: Final = "read-only"
 # The processes that are being ended, for an agent that is killed meanwhile.
@@ -105,20 +128,46 @@ class Command:
 
 
 def daemon_command(
-    launcher: Launcher, control: str, device: str, gpu: str, folder: Path, *, root: bool
+    launcher: Launcher,
+    control: str,
+    device: str,
+    gpu: str,
+    folder: Path,
+    *,
+    root: bool,
+    closed: Path | None = None,
 ) -> Command:
     """Return the command that starts the daemon of a device.
 
     Its ``/dev/shm`` is ``folder/shm``, because it meets its clients there too and theirs is not the host's.
     Under systemd the unit sees to that; a session needs root and ``unshare`` for it.
+
+    Args:
+        launcher: what keeps it running.
+        control: the program; that of the server is beside it, or in PATH.
+        device: whose daemon it is.
+        gpu: UUID of its GPU.
+        folder: of the daemon.
+        root: whether a session may get a mount namespace.
+        closed: see ``closed_directory``. The daemon sees nothing in there but its directories and programs.
     """
     env = {
         "CUDA_VISIBLE_DEVICES": gpu,
         "CUDA_MPS_PIPE_DIRECTORY": str(folder / "pipe"),
         "CUDA_MPS_LOG_DIRECTORY": str(folder / "log"),
     }
+    if "/" in control:
+        others = _UNIT_PATH if launcher is Launcher.SYSTEMD else os.environ.get("PATH", os.defpath)
+        env["PATH"] = f"{Path(control).parent}:{others}"
+    kept = [folder / "pipe", folder / "log"]
+    if closed is not None and closed in Path(control).parents:
+        kept.append(Path(control).parent)
     if launcher is Launcher.SYSTEMD:
         settings = [f"--setenv={name}={value}" for name, value in env.items()]
+        mounts = [f"BindPaths={folder / 'shm'}:/dev/shm"]
+        if closed is not None:
+            mounts += [f"TemporaryFileSystem={closed}:mode=755"]
+            mounts += [f"BindPaths={place}" for place in kept]
         return Command(
             (
                 "systemd-run",
@@ -126,7 +175,7 @@ def daemon_command(
                 "--collect",
                 f"--unit={_unit(device)}",
                 f"--description=MPS for {device}",
-                f"--property=BindPaths={folder / 'shm'}:/dev/shm",
+                *(f"--property={mount}" for mount in mounts),
                 f"--property=TimeoutStopSec={_GRACE_SECONDS:g}",
                 *settings,
                 control,
@@ -135,12 +184,26 @@ def daemon_command(
             {},
         )
     if root:
-        script = 'mount --bind "$1" /dev/shm && exec "$2" -d'
-        return Command(
-            ("unshare", "--mount", "sh", "-c", script, "mps", str(folder / "shm"), control),
-            env,
-        )
+        arguments = (str(folder / "shm"), "" if closed is None else str(closed), control, *map(str, kept))
+        return Command(("unshare", "--mount", "sh", "-c", _SESSION, "mps", *arguments), env)
     return Command((control, "-d"), env)
+
+
+def closed_directory(folder: Path, root: Path) -> Path | None:
+    """Return the first directory on the way to ``folder`` that not every user may pass, if there is one.
+
+    Args:
+        folder: an absolute path.
+        root: where the file system is seen; this process's own is looked at instead where it cannot be.
+    """
+    for place in (*reversed(folder.parents[:-1]), folder):
+        try:
+            mode = (root / place.relative_to("/")).stat().st_mode
+        except OSError:
+            mode = place.stat().st_mode
+        if not mode & stat.S_IXOTH:
+            return place
+    return None
 
 
 def _unit(device: str) -> str:
@@ -205,8 +268,7 @@ class MpsDaemons:
             # daemon whose directory an earlier version has deleted.
             self._end(device, folder)
             self._make(device, folder)
-            command = daemon_command(self._launcher, self._control, device, gpu, folder, root=self._is_root)
-            self._launch(device, command)
+            self._launch(device, self._command(device, gpu, folder))
             log.info("MPS daemon started", device=device, launcher=self._launcher.value)
         deadline = time.monotonic() + self._ready_seconds
         while not ((controls := self._controls(folder)) and mps_processes.listens(folder / "pipe")):
@@ -339,6 +401,13 @@ class MpsDaemons:
         if not _LABEL.fullmatch(device):
             raise PrepareError(f"device {device[:80]!r}: no name for a directory")
         return self._folders / device
+
+    def _command(self, device: str, gpu: str, folder: Path) -> Command:
+        seen = _HOST if self._launcher is Launcher.SYSTEMD else Path("/")
+        closed = closed_directory(folder, seen)
+        return daemon_command(
+            self._launcher, self._control, device, gpu, folder, root=self._is_root, closed=closed
+        )
 
     def _launch(self, device: str, command: Command) -> None:
         try:

@@ -13,8 +13,9 @@ with open({log!r}, "a") as log:
 {body}
 """
 
-# One process per daemon. It listens where clients connect, and ends when a signal asks it to, unless it
-# hangs; a server of it runs until it is ended, too.
+# One process per daemon, with sockets and modes as NVIDIA's has them (release 550). It listens where clients
+# connect, and ends when a signal asks it to, unless it hangs; a server of it runs until it is ended, too. One
+# of another user goes to the daemon by path, and writes down whether it got there.
 _MPS = """#!{python}
 import json, os, signal, socket, subprocess, sys, time
 pipe = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
@@ -44,9 +45,25 @@ os.setsid() if sys.argv[1] == "-d" else None
 signal.signal(signal.SIGTERM, end)
 with open(os.path.join(pipe, "nvidia-cuda-mps-control.pid"), "w") as file:
     file.write(str(os.getpid()))
-listener = socket.socket(socket.AF_UNIX)
+listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 listener.bind(os.path.join(pipe, "control"))
+os.chmod(os.path.join(pipe, "control"), 0o666)
+os.mkfifo(os.path.join(pipe, "log"))
+os.chmod(os.path.join(pipe, "log"), 0o777)
 listener.listen()
+if {user} and not os.fork():
+    with open({log!r}, "a") as log:
+        os.setgroups([])
+        os.setgid({user})
+        os.setuid({user})
+        try:
+            os.close(os.open(os.path.join(pipe, "log"), os.O_RDWR | os.O_NONBLOCK))
+            socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect(os.path.join(pipe, "control"))
+            answer = "connected"
+        except OSError as e:
+            answer = str(e)
+        log.write(json.dumps(["server", answer]) + "\\n")
+    os._exit(0)
 if {server}:
     subprocess.Popen([sys.argv[0], "server"], start_new_session=True)
 deadline = time.monotonic() + 300
@@ -77,10 +94,15 @@ class Tools:
         """A new nvidia-smi; ``body`` is Python."""
         return self._write("nvidia-smi", _SMI.format(python=sys.executable, log=str(self.log), body=body))
 
-    def write_mps(self, *, broken: bool = False, hangs: bool = False, server: bool = False) -> Path:
-        """A new control tool: a broken daemon never runs, one that hangs ends only if it is killed."""
+    def write_mps(
+        self, *, broken: bool = False, hangs: bool = False, server: bool = False, user: int = 0
+    ) -> Path:
+        """A new control tool: a broken daemon never runs, one that hangs ends only if it is killed.
+
+        ``user`` is the user ID of a server that connects once.
+        """
         text = _MPS.format(
-            python=sys.executable, log=str(self.log), broken=broken, hangs=hangs, server=server
+            python=sys.executable, log=str(self.log), broken=broken, hangs=hangs, server=server, user=user
         )
         return self._write("nvidia-cuda-mps-control", text)
 

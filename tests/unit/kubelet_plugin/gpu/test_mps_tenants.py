@@ -253,7 +253,7 @@ def test_clients_find_the_next_daemon_where_the_last_one_was(root: Path, daemons
     while runs(pid):
         time.sleep(0.01)
     assert started(daemons, root, "gpu-0") != pid
-    with socket.socket(socket.AF_UNIX) as client:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
         client.connect(f"/proc/self/fd/{held}/control")
     os.close(held)
     assert (shared / "mine").exists()
@@ -393,6 +393,55 @@ def test_mounts_come_and_go_with_the_claims(root: Path, tools: Tools) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.skipif(not may_unshare("--mount"), reason="needs mounts of its own")
+@pytest.mark.parametrize("closed", [None, "", "state", "state/mps"])
+def test_a_server_of_any_user_reaches_its_daemon(root: Path, tools: Tools, closed: str | None) -> None:
+    """NVIDIA's server has the user ID of its first client, and connects by the path of the socket."""
+    tools.write_mps(user=65534)
+    root.chmod(0o755)
+    mps = root / "state/mps"
+    (mps / "gpu-0").mkdir(parents=True)
+    if closed is not None:
+        (root / closed).chmod(0o700)
+    done = subprocess.run(
+        ["unshare", "--mount", sys.executable, "-c", _SERVED, str(mps), str(tools.mps_control)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert tools.asked("server") == [["connected"]]
+
+
+_SERVED = """
+import os, subprocess, sys, time
+from pathlib import Path
+from kubelet_plugin.gpu.mps import Launcher, MpsDaemons
+
+mps, control = Path(sys.argv[1]), sys.argv[2]
+subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+daemons = MpsDaemons(mps, control=control, launcher=Launcher.SESSION, root=True, ready_seconds=20.0)
+daemons.start("gpu-0", "GPU-1")
+asked = Path(control).parent / "asked.jsonl"
+deadline = time.monotonic() + 20
+# Until it has ended, the stand-in for the server is a copy of the one for the daemon.
+while '"server"' not in asked.read_text() or len(daemons._controls(mps / "gpu-0")) > 1:
+    assert time.monotonic() < deadline
+    time.sleep(0.02)
+(process,) = daemons._controls(mps / "gpu-0")
+seen = Path(f"/proc/{process.pid}/root{mps / 'gpu-0'}")
+for name in ("pipe", "log"):
+    assert (seen / name).stat().st_ino == (mps / "gpu-0" / name).stat().st_ino, name
+# And may not write there, whatever is mounted.
+assert not any(place.stat().st_mode & 0o022 for place in (seen, seen.parent, seen.parent.parent))
+# A later agent finds it by the same path, whatever covers that for the daemon.
+later = MpsDaemons(mps, control=control, launcher=Launcher.SESSION, root=True, ready_seconds=20.0)
+assert later._controls(mps / "gpu-0") == [process]
+later.stop("gpu-0")
+assert later._controls(mps / "gpu-0") == []
+"""
+
+
 _READ_ONLY = """
 import errno, os, socket, subprocess, sys
 from pathlib import Path
@@ -420,16 +469,17 @@ for attempt in (
     except OSError as e:
         assert e.errno in (errno.EROFS, errno.EXDEV), e
 os.close(os.open(place / "log", os.O_WRONLY | os.O_NONBLOCK))
-with socket.socket(socket.AF_UNIX) as client:
+os.setuid(65534)
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
     client.connect(str(place / "control"))
 """
 
 
 @pytest.mark.skipif(not may_unshare("--mount"), reason="needs mounts of its own")
 def test_a_container_connects_and_cannot_rewrite_the_pipes(root: Path, daemons: MpsDaemons) -> None:
+    root.chmod(0o755)  # the way to what stands for the container's own directory
     started(daemons, root, "gpu-0")
     pipes = root / "mps/gpu-0/pipe"
-    os.mkfifo(pipes / "log", 0o666)
     reader = os.open(pipes / "log", os.O_RDONLY | os.O_NONBLOCK)
     device = NodeDevice("gpu-0", "GPU-1", "GPU-1", mps_directory=str(root / "mps/gpu-0"))
     planned = plan_sharing(device, DeviceType.SHARE, None, position=0, memory=None)

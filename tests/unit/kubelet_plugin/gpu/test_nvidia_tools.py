@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from nvidia_tools import Tools, runs
 
 from dra_driver.discovery.nvidia import smi as nvidia_smi
 from dra_driver.errors import PrepareError
-from kubelet_plugin.gpu.mps import Launcher, MpsDaemons, daemon_command
+from kubelet_plugin.gpu.mps import Launcher, MpsDaemons, closed_directory, daemon_command
 
 
 @pytest.fixture
@@ -118,7 +119,53 @@ def test_commands() -> None:
     assert "--property=BindPaths=/state/mps/gpu-0/shm:/dev/shm" in unit.args
     assert "--setenv=CUDA_VISIBLE_DEVICES=GPU-1" in unit.args
     assert unit.args[-2:] == ("/bin/mps", "-f")
+    assert not any("TemporaryFileSystem" in a for a in unit.args)
+    closed = daemon_command(
+        Launcher.SYSTEMD, "mps", "gpu-0", "GPU-1", folder, root=True, closed=Path("/state")
+    )
+    places = ("/state/mps/gpu-0/pipe", "/state/mps/gpu-0/log")
+    hidden = [f"--property=BindPaths={place}" for place in places]
+    assert [a for a in closed.args if a in ("--property=TemporaryFileSystem=/state:mode=755", *hidden)] == [
+        "--property=TemporaryFileSystem=/state:mode=755",
+        *hidden,
+    ]
+    beside = daemon_command(
+        Launcher.SYSTEMD, "/state/bin/mps", "gpu-0", "GPU-1", folder, root=True, closed=Path("/state")
+    )
+    assert "--property=BindPaths=/state/bin" in beside.args
     session = daemon_command(Launcher.SESSION, "/bin/mps", "gpu-0", "GPU-1", folder, root=True)
     assert session.args[:2] == ("unshare", "--mount")
     assert session.env["CUDA_MPS_PIPE_DIRECTORY"] == "/state/mps/gpu-0/pipe"
     assert daemon_command(Launcher.SESSION, "mps", "gpu-0", "GPU-1", folder, root=False).args == ("mps", "-d")
+
+
+def test_the_servers_program_is_found_beside_the_daemons(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The daemon looks for it in PATH."""
+    folder = Path("/state/mps/gpu-0")
+    monkeypatch.setenv("PATH", "/usr/bin")
+    session = daemon_command(Launcher.SESSION, "/opt/nvidia/bin/mps", "gpu-0", "GPU-1", folder, root=False)
+    assert session.env["PATH"] == "/opt/nvidia/bin:/usr/bin"
+    unit = daemon_command(Launcher.SYSTEMD, "/opt/nvidia/bin/mps", "gpu-0", "GPU-1", folder, root=True)
+    assert any(
+        a.startswith("--setenv=PATH=/opt/nvidia/bin:") and a.endswith("/usr/bin:/sbin:/bin")
+        for a in unit.args
+    )
+    assert "PATH" not in daemon_command(Launcher.SESSION, "mps", "gpu-0", "GPU-1", folder, root=False).env
+
+
+def test_the_first_directory_is_found_that_is_closed_to_others() -> None:
+    with tempfile.TemporaryDirectory(prefix="dra", dir="/tmp") as made:
+        top = Path(made)
+        top.chmod(0o711)  # may be passed, if not read
+        folder = top / "state/mps/gpu-0"
+        folder.mkdir(parents=True)
+        assert closed_directory(folder, Path("/")) is None
+        for place, mode in ((folder, 0o744), (folder.parent, 0o750), (folder.parent.parent, 0o700)):
+            place.chmod(mode)
+            assert closed_directory(folder, Path("/")) == place
+        host = top / "host"
+        (host / str(folder.parent.parent)[1:]).mkdir(parents=True)
+        # What the host does not show is looked at here.
+        assert closed_directory(folder, host) == folder.parent
