@@ -30,6 +30,7 @@ _ENVIRONMENT_BYTES: Final = 1 << 20
 _GONE: Final = frozenset("ZXx")
 # Positions behind the name in /proc/<pid>/stat (proc(5)).
 _STATE: Final = 0
+_THREADS: Final = 17
 _START: Final = 19
 
 
@@ -128,6 +129,9 @@ def _stat(pid: int) -> tuple[str, int] | None:
         return None
     head, _, tail = text.rpartition(")")
     fields = tail.split()
-    if len(fields) <= _START or fields[_STATE] in _GONE:
+    if len(fields) <= _START:
+        return None
+    # The first thread may have ended, and another one hang in the driver: the process has all that it had.
+    if fields[_STATE] in _GONE and int(fields[_THREADS]) <= 1:
         return None
     return head.partition("(")[2], int(fields[_START])

@@ -243,6 +243,33 @@ def test_a_number_that_is_another_process_by_now_gets_no_signal() -> None:
         assert other.wait(20) == -signal.SIGKILL
 
 
+_FIRST_THREAD_ENDS = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(300,)).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_a_process_runs_until_its_last_thread_has_ended() -> None:
+    """One of its threads hangs in the GPU's driver, or just takes its time."""
+    daemon = subprocess.Popen([sys.executable, "-c", _FIRST_THREAD_ENDS])
+    try:
+        stat = Path(f"/proc/{daemon.pid}/stat")
+        deadline = time.monotonic() + 20
+        while (fields := stat.read_text().rpartition(")")[2].split())[0] != "Z":
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process = mps_processes.Process(daemon.pid, int(fields[19]))
+        assert mps_processes.is_running(process)
+        mps_processes.send([process], signal.SIGKILL)
+        while mps_processes.is_running(process):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        daemon.kill()
+        daemon.wait()
+
+
 def test_clients_find_the_next_daemon_where_the_last_one_was(root: Path, daemons: MpsDaemons) -> None:
     """A process that is started again in a container has the directory that the container was given."""
     pid = started(daemons, root, "gpu-0")
