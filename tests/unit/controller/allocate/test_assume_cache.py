@@ -141,6 +141,39 @@ def test_the_answer_to_a_write_counts_unless_the_informer_shows_something_newer_
     with_cache(scenario)
 
 
+def test_what_is_written_stays_taken_while_the_informer_shows_what_was_before() -> None:
+    async def main() -> None:
+        cluster = FakeClient()
+        cluster.put(RESOURCE_CLAIMS, claim("c"))
+        informer = Informer(cluster, RESOURCE_CLAIMS)
+        cache = AssumeCache(informer, Journal(), Signal())
+        task = asyncio.create_task(informer.run())
+        await asyncio.wait_for(informer.synced.wait(), 60)
+
+        async def shown(label: str) -> int:
+            """Change the claim as another writer does; return its version when the informer has it."""
+            cluster.edit(RESOURCE_CLAIMS, "c", {"metadata": {"labels": {"l": label}}}, NS)
+            version = cluster.obj(RESOURCE_CLAIMS, "c", NS).metadata.resource_version
+            async with asyncio.timeout(60):
+                while (known := informer.get(KEY)) is None or known.metadata.resource_version != version:
+                    await asyncio.sleep(0)
+            return int(version)
+
+        found = cache.get(KEY)
+        assert found is not None
+        written = version_of(as_written(found), str(int(found.metadata.resource_version) + 10))
+        cache.note(written)
+        await shown("older")
+        assert cache.get(KEY) == written
+        assert dict(cache.taken(POOL).devices) == {"gpu-0": "default/c"}
+        while await shown("newer") < int(written.metadata.resource_version):
+            pass
+        assert cache.taken(POOL).devices == {}, "what the API server has by now counts"
+        task.cancel()
+
+    asyncio.run(main())
+
+
 def test_a_pool_is_decided_on_while_an_answer_is_awaited_that_does_not_know_its_last_change() -> None:
     def scenario(cache: AssumeCache, journal: Journal, found: ResourceClaim) -> None:
         assert not cache.assumed_in(POOL)

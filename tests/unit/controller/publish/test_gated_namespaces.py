@@ -14,14 +14,15 @@ from fake_client import FakeClient
 from lending_cluster import FIRST_READ, bare, cluster_of, gate_everywhere, pod
 from work_counter import calls
 
-from controller.admission.config import AdmissionConfig
+from controller.admission.config import OBJECT_NAME, AdmissionConfig
 from controller.admission.pki import renewed
 from controller.admission.registration import Registration
 from controller.config import LendingMode
 from controller.publish.gated import GatedNamespaces
 from dra_driver.api.core import CONFIG_MAPS, NAMESPACES
 from dra_driver.api.names import ALLOCATOR_LABEL, GATE_POLICY, LENDING_STATUS, SYSTEM_NAMESPACE
-from dra_driver.api.server.admission import MUTATING_POLICIES, MUTATING_POLICY_BINDINGS
+from dra_driver.api.server.admission import MUTATING_POLICIES, MUTATING_POLICY_BINDINGS, MUTATING_WEBHOOKS
+from dra_driver.errors import Forbidden
 from dra_driver.fleet import LendingShown, shown_lending
 from dra_driver.kube import Informer
 
@@ -200,3 +201,77 @@ def test_what_is_shown_follows_the_mode() -> None:
         assert shown(cluster).sentence.startswith("lending is ending")
 
     run(cluster, scenario, LendingMode.ENDING)
+
+
+def test_what_pods_are_created_with_is_not_known_before_the_namespaces_are() -> None:
+    cluster = cluster_of("n1")
+    gate_everywhere(cluster, **LABELLED)
+    namespace(cluster, "default")
+
+    async def main() -> None:
+        namespaces = Informer(cluster, NAMESPACES)
+        gated = GatedNamespaces(cluster, namespaces)
+        async with asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(gated.run())
+            await asyncio.sleep(30.0)
+            assert "has not been read yet" in gated.problem()
+            following = tasks.create_task(namespaces.run())
+            await asyncio.sleep(1.0)
+            assert gated.problem() == ""
+            reading.cancel()
+            following.cancel()
+
+    virtual_time.run(main())
+
+
+def test_what_sets_the_gate_is_read_again_after_an_error_and_nothing_is_assumed_without_the_right_to() -> (
+    None
+):
+    cluster = cluster_of("n1")
+    gate_everywhere(cluster, **LABELLED)
+    namespace(cluster, "default")
+    sent: list[str] = []
+
+    def forbidden(verb: str, kind: str, *_: str) -> None:
+        if (verb, kind) == ("get", MUTATING_POLICIES.kind):
+            raise Forbidden("no", code=403, reason="Forbidden")
+
+    async def main() -> None:
+        namespaces = Informer(cluster, NAMESPACES)
+        gated = GatedNamespaces(cluster, namespaces)
+        gated.changed.listen(lambda: sent.append(gated.problem()))
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(gated.run()), tasks.create_task(namespaces.run())]
+            await asyncio.sleep(1.0)
+            cluster.down = True
+            await asyncio.sleep(30.0)
+            cluster.down = False
+            assert sent == [""], "what was read before counts"
+            cluster.before = forbidden
+            await asyncio.sleep(30.0)
+            assert "cannot be read" in gated.problem()
+            assert gated.ungated() == ("default",)
+            cluster.before = lambda *_: None
+            await asyncio.sleep(30.0)
+            assert sent == ["", sent[1], ""], "each change is sent once"
+            for task in running:
+                task.cancel()
+
+    virtual_time.run(main())
+
+
+def test_the_webhook_of_the_gate_is_known_by_its_name() -> None:
+    cluster = cluster_of("n1")
+    cluster.withdraw(MUTATING_POLICIES)
+    gated = GatedNamespaces(cluster, Informer(cluster, NAMESPACES))
+    another = {
+        "name": "another.dra-driver.dev",
+        "admissionReviewVersions": ["v1"],
+        "sideEffects": "None",
+        "clientConfig": {"url": "https://another"},
+    }
+    for webhooks in ([], [another]):
+        cluster.put(MUTATING_WEBHOOKS, {"metadata": {"name": OBJECT_NAME}, "webhooks": webhooks})
+        virtual_time.run(gated.once())
+        assert "is not registered" in gated.problem()
+        cluster.remove(MUTATING_WEBHOOKS, OBJECT_NAME)

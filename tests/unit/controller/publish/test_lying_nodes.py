@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import builders
+import msgspec
 import virtual_time
 from builders import DRIVER, device
 from fake_client import FakeClient
@@ -18,6 +19,7 @@ from controller.publish.pace import BURST, SECONDS, Pace
 from controller.publish.same_uuids import SameUuids
 from dra_driver.api import codec
 from dra_driver.api.core import NODES, PODS
+from dra_driver.api.meta import Uid
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES, DeviceInventory
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_SLICES, Condition
 from dra_driver.kube import Informer
@@ -207,12 +209,17 @@ def test_an_honest_node_is_published_at_once_beside_a_flood() -> None:
 def test_the_first_changes_are_not_held_up() -> None:
     pace = Pace()
 
-    def inventory(epoch: int) -> DeviceInventory:
-        return codec.convert(DeviceInventory, builders.inventory("n1", gpu("g"), epoch=epoch))
+    def inventory(epoch: int, uid: str = "") -> DeviceInventory:
+        found = codec.convert(DeviceInventory, builders.inventory("n1", gpu("g"), epoch=epoch))
+        meta = msgspec.structs.replace(found.metadata, uid=Uid(uid or found.metadata.uid))
+        return msgspec.structs.replace(found, metadata=meta)
 
+    pace.forget(inventory(0))  # it was never looked at
     assert [pace.wait(inventory(i), 100.0) for i in range(int(BURST))] == [0.0] * int(BURST)
     assert pace.wait(inventory(99), 100.0) == SECONDS
     assert pace.wait(inventory(int(BURST) - 1), 100.0) == 0.0  # what was looked at already
+    assert pace.wait(inventory(int(BURST) - 1, "anew"), 100.0) == SECONDS
+    assert pace.wait(inventory(99), 100.0 + SECONDS / 4) == SECONDS * 3 / 4
     assert pace.wait(inventory(99), 100.0 + SECONDS) == 0.0
     pace.forget(inventory(99))
     assert pace.wait(inventory(99), 100.0 + SECONDS) == SECONDS  # coming and going brings nothing
