@@ -138,7 +138,10 @@ class NotFound(ApiError):
 
 
 class Conflict(ApiError):
-    """409: another writer was faster, or the name exists (reason ``AlreadyExists``)."""
+    """409: another writer was faster, or the name exists (reason ``AlreadyExists``).
+
+    Also 422 where a write names the UID of an object that another one of its name has replaced.
+    """
 
 
 class Gone(ApiError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
@@ -30,6 +31,8 @@ class _Status(msgspec.Struct):
 
 
 _decoder = msgspec.json.Decoder(_Status)
+
+_UID: Final = "metadata.uid"
 
 _KINDS: Mapping[int, type[ApiError]] = {
     400: Invalid,
@@ -65,11 +68,15 @@ def to_error(http_status: int, body: bytes, headers: Mapping[str, str]) -> ApiEr
     header = headers.get("Retry-After", "")
     if header.isdigit():
         retry_after = float(header)
+    causes = details.causes or ()
     kind = _KINDS.get(code, ServerBusy if code >= 500 else ApiError)
+    if kind is Invalid and any(cause.field == _UID for cause in causes):
+        # So the API server (1.36) refuses a patch that names the UID of an object which another has replaced.
+        kind = Conflict
     return kind(
         status.message or f"HTTP {code}",
         code=code,
         reason=status.reason,
-        causes=[(c.field, c.reason, c.message) for c in details.causes or ()],
+        causes=[(c.field, c.reason, c.message) for c in causes],
         retry_after=retry_after,
     )

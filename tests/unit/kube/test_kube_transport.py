@@ -231,6 +231,22 @@ def test_an_error_status_becomes_our_exception_with_its_parts(
     asyncio.run(main())
 
 
+def test_a_write_to_an_object_that_another_has_replaced_is_a_conflict(tmp_path: Path) -> None:
+    """The answer of Kubernetes 1.36 to a patch that names the UID of a pod that is gone."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        text = 'Invalid value: "1": field is immutable'
+        cause = {"field": "metadata.uid", "reason": "FieldValueInvalid", "message": text}
+        return status(422, "Invalid", f'Node "n" is invalid: metadata.uid: {text}', causes=[cause, cause])
+
+    async def main() -> None:
+        async with serving(tmp_path, handle) as api:
+            with pytest.raises(Conflict, match="field is immutable"):
+                await api.merge_patch(NODES, "n", {"metadata": {"uid": "1"}})
+
+    asyncio.run(main())
+
+
 def test_an_error_that_is_no_status_keeps_its_text(tmp_path: Path) -> None:
     async def handle(request: web.Request) -> web.StreamResponse:
         return web.Response(status=404, text="404 page not found\n")
