@@ -137,7 +137,7 @@ class DoubleAllocations:
 
     def _holders(self, pool: PoolID) -> dict[ObjectKey, ResourceClaim]:
         newest = (self._assume_cache.get(c.key) for c in self._claims.by_index(HELD_INDEX, pool))
-        return {c.key: c for c in newest if c is not None and c.status.allocation is not None}
+        return {c.key: c for c in newest if c is not None}
 
     def _tentative(self, holders: Mapping[ObjectKey, ResourceClaim]) -> list[ObjectKey]:
         """Return those of the holders that give way: all that are not reserved, but one holder stays."""

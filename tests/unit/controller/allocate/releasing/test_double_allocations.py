@@ -120,6 +120,10 @@ def test_what_both_have_reserved_is_told_and_left_to_the_node() -> None:
             assert len(writes) == 1  # the allocation
             told = {(e.involved_object.name, e.message) for e in cluster.all(EVENTS)}
             assert {n for n, m in told if "is also allocated" in m and "the node" in m} == {"c", "sly"}
+            cluster.edit(RESOURCE_CLAIMS, "sly", {"status": {"allocation": None, "reservedFor": None}}, NS)
+            await until(lambda: contested_now() == 0)
+            by_scheduler(cluster, "sly", "gpu-0")
+            await until(lambda: contested_now() == 1)
             cluster.remove(RESOURCE_CLAIMS, "sly", NS)
             await until(lambda: contested_now() == 0)
         finally:
@@ -179,6 +183,102 @@ def test_pools_of_the_scheduler_are_none_of_its_business() -> None:
     async def scenario(h: Harness) -> None:
         await asyncio.sleep(0.3)
         assert h.devices("a") == h.devices("b") == [("n1", "gpu-0")]
+        assert not h.events("DoubleAllocation")
+
+    run(cluster, scenario)
+
+
+def bound(cluster: FakeClient, name: str, *devices: str, second: int, **more: Any) -> None:
+    """A pod that runs on n1, whose claim is allocated and not reserved."""
+    claim(cluster, name)
+    pod(cluster, name, name, gated=False, node="n1")
+    found = status(name, devices[0], reserved=False, time=f"2026-01-01T00:00:0{second}Z")
+    results = found["allocation"]["devices"]["results"]
+    results += [{**results[0], "device": device, **more} for device in devices[1:]]
+    cluster.edit(RESOURCE_CLAIMS, name, {"status": found}, NS)
+
+
+def deallocated(h: Harness) -> set[str]:
+    """Return the claims that were told that they are deallocated."""
+    found = h.cluster.all(EVENTS)
+    return {e.involved_object.name for e in found if "this claim is deallocated" in e.message}
+
+
+def test_of_several_holders_of_several_devices_all_give_way_but_one_of_each() -> None:
+    cluster = cluster_of(n1=(40,) * 2)
+    for second, name in enumerate(("a", "b", "c")):
+        bound(cluster, name, "gpu-0", second=second)
+    for second, name in enumerate(("d", "e")):
+        bound(cluster, name, "gpu-1", second=second)
+
+    async def scenario(h: Harness) -> None:
+        await until(lambda: deallocated(h) == {"b", "c", "e"})
+        assert h.devices("a") == [("n1", "gpu-0")]
+        assert h.devices("d") == [("n1", "gpu-1")]
+
+    run(cluster, scenario)
+
+
+def test_a_claim_that_gives_way_elsewhere_displaces_no_other() -> None:
+    cluster = cluster_of(n1=(40,) * 2)
+    bound(cluster, "oldest", "gpu-0", second=0)
+    bound(cluster, "both", "gpu-0", "gpu-1", second=1)
+    bound(cluster, "youngest", "gpu-1", second=2)
+
+    async def scenario(h: Harness) -> None:
+        await until(lambda: deallocated(h))
+        await asyncio.sleep(0.3)
+        assert deallocated(h) == {"both"}
+        assert h.devices("youngest") == [("n1", "gpu-1")]
+
+    run(cluster, scenario)
+
+
+def test_a_claim_that_is_being_deleted_stays_and_the_other_gives_way() -> None:
+    cluster = cluster_of(n1=(40, 40))
+    bound(cluster, "old", "gpu-0", second=0)
+    bound(cluster, "deleted", "gpu-0", second=1)
+    meta = {
+        "deletionTimestamp": "2026-01-01T00:00:00Z",
+        "finalizers": ["resource.kubernetes.io/delete-protection"],
+    }
+    cluster.edit(RESOURCE_CLAIMS, "deleted", {"metadata": meta}, NS)
+
+    async def scenario(h: Harness) -> None:
+        await until(lambda: deallocated(h))
+        assert deallocated(h) == {"old"}
+        assert h.devices("deleted") == [("n1", "gpu-0")]
+
+    run(cluster, scenario)
+
+
+def test_what_holds_devices_of_another_allocator_too_is_not_deallocated_but_displaces_ours() -> None:
+    cluster = cluster_of(n1=(40, 40), n2=(40,))
+    pool(cluster, "n2", 40, protected=False)
+    bound(cluster, "ours", "gpu-0", second=0)
+    bound(cluster, "mixed", "gpu-0", "gpu-0", second=1, pool="n2")
+
+    async def scenario(h: Harness) -> None:
+        await until(lambda: deallocated(h))
+        assert deallocated(h) == {"ours"}
+        assert h.devices("mixed") == [("n1", "gpu-0"), ("n2", "gpu-0")]
+
+    run(cluster, scenario)
+
+
+def test_each_pool_of_a_claim_is_looked_at_and_an_allocation_without_a_time_is_the_oldest() -> None:
+    cluster = cluster_of(n1=(40, 40), n2=(40, 40))
+    bound(cluster, "second", "gpu-0", "gpu-1", second=1, pool="n2")
+    undated = status("third", "gpu-1", reserved=False)
+    del undated["allocation"]["allocationTimestamp"]
+    undated["allocation"]["devices"]["results"][0]["pool"] = "n2"
+    claim(cluster, "third")
+    pod(cluster, "third", "third", gated=False, node="n2")
+    cluster.edit(RESOURCE_CLAIMS, "third", {"status": undated}, NS)
+
+    async def scenario(h: Harness) -> None:
+        await until(lambda: deallocated(h))
+        assert deallocated(h) == {"second"}
 
     run(cluster, scenario)
 
