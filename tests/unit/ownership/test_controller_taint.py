@@ -90,7 +90,7 @@ def test_only_the_whole_taint_keeps_kube_scheduler_off(changes: dict[str, str], 
 def test_other_taints_beside_it_change_nothing() -> None:
     other = {"key": "k", "effect": "NoSchedule"}
     found = slice_("n1", device("gpu-0", taints=[other, TAINT]), device("gpu-1", taints=[other]))
-    assert bare_devices(found) == {"gpu-1"}
+    assert bare_devices(found) == unprotected_devices([found]) == {"gpu-1"}
 
 
 def test_a_pool_is_protected_if_every_device_is() -> None:

@@ -130,6 +130,7 @@ def test_an_inventory_belongs_to_its_node(owners: list[dict[str, str]] | None, b
 def test_names_of_slices_fit_and_sort_and_never_meet() -> None:
     names = [slice_name("n1", DRIVER, i) for i in range(300)]
     assert names == sorted(set(names))
+    assert all(name.startswith(f"n1-{DRIVER}-") for name in names)
     assert slice_name("a-b", "c", 0) != slice_name("a", "b-c", 0)
     assert slice_name("n1", "Driver", 0) != slice_name("n1", "driver", 0)
     for length in range(190, 254):
