@@ -55,3 +55,5 @@ def test_the_devices_of_units_are_all_that_they_exclude_and_what_they_were() -> 
     # The set has joined another one since, whose name the unit has now.
     joined = [slice_(whole="gpu-1", both="gpu-0 gpu-1", third="gpu-2")]
     assert devices_in(joined, ["gpu-1"]) == {"gpu-1", "whole", "both"}
+    several = [slice_(a="w x", b="y z", c="other")]
+    assert devices_in(several, ["x", "z"]) == {"x", "z", "a", "b"}

@@ -96,6 +96,14 @@ def test_lines_that_are_no_device_are_left_out(text: str) -> None:
     assert Recalls.of_data({"devices": text, "turn": "x"}) == Recalls()
 
 
+@pytest.mark.parametrize(
+    ("turn", "expected"),
+    [("7", 7), ("9" * 18, 10**18 - 1), ("9" * 19, 0), ("9" * 5000, 0), ("²", 0), ("-1", 0), ("", 0)],
+)
+def test_a_turn_that_is_no_number_begins_anew(turn: str, expected: int) -> None:
+    assert Recalls.of_data({"turn": turn}).turn == expected
+
+
 NAME = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,5}[a-z0-9])?", fullmatch=True)
 POOLS = st.builds(
     lambda driver, pool: PoolID(DriverName(driver), PoolName("/".join(pool))),
