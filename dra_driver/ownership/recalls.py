@@ -43,7 +43,7 @@ class Recalls:
     """What is recalled.
 
     Attributes:
-        devices: names by pool.
+        devices: names by pool; the policy refuses an allocation of these, and of no others.
         turn: how often something was recalled.
     """
 
@@ -72,10 +72,6 @@ class Recalls:
     def admit(self, pool: PoolID, devices: Iterable[str]) -> Recalls:
         """Return them without some: kube-scheduler may allocate these."""
         return Recalls(self.devices - {(pool, device) for device in devices}, self.turn)
-
-    def refuses(self, pool: PoolID, device: str) -> bool:
-        """Return whether an allocation of the device is refused, as the policy decides it."""
-        return (pool, device) in self.devices
 
 
 def _device(line: str) -> tuple[PoolID, str] | None:

@@ -210,7 +210,7 @@ def write(cluster: FakeClient, decided: Decided, *, bind: bool = True) -> bool:
             return False  # it was allocated, or deallocated, by another in the meantime
         if held:
             continue
-        if any(refused.refuses(PoolID(r.driver, r.pool), r.device) for r in result.devices.results):
+        if any((PoolID(r.driver, r.pool), r.device) in refused.devices for r in result.devices.results):
             return False
     name, uid = decided.pod.metadata.name, decided.pod.metadata.uid
     for claim, result in decided.claims:

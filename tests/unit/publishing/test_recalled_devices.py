@@ -120,7 +120,7 @@ def test_the_policy_decides_as_the_controller_expects(
     for of_pool, devices in recalled.items():
         made = made.recall(of_pool, devices) or made
     assert Recalls.of_data(made.data()) == made
-    assert admits(made.data(), result(pool, device)) == (not made.refuses(pool, device))
+    assert admits(made.data(), result(pool, device)) == ((pool, device) not in made.devices)
     for of_pool, devices in recalled.items():
         for one in devices:
             assert not admits(made.data(), result(of_pool, one))
