@@ -1,5 +1,6 @@
 """What a publisher does about a pool, from what it has seen: values in, a value out."""
 
+import dataclasses
 from typing import Any, TypeVar
 
 import builders
@@ -10,9 +11,9 @@ from builders import device, device_class
 from dra_driver.api import codec
 from dra_driver.api.core import Node
 from dra_driver.api.meta import ObjectMeta, Uid
-from dra_driver.api.own.inventory import DeviceInventory
+from dra_driver.api.own.inventory import DeviceInventory, LentUnit
 from dra_driver.api.resource import DeviceClass, ResourceSlice
-from dra_driver.ownership import PoolAllocator, owner_of
+from dra_driver.ownership import CREATED_BY_CONTROLLER, CREATED_BY_NODE, PoolAllocator, owner_of
 from dra_driver.publishing import (
     Announce,
     DeleteSlice,
@@ -26,7 +27,9 @@ from dra_driver.publishing import (
     is_due,
     plan_publication,
 )
+from dra_driver.publishing.freeze import Freeze
 from dra_driver.publishing.handover import Handover, HandoverState
+from dra_driver.publishing.loans import Lending, Loan, LoanState
 from dra_driver.resourceslice import PublishOptions, ServerFeatures, Usage, build_slices, plan_slices
 
 NODE = Node(metadata=ObjectMeta(name="n1", uid=Uid("u1")))
@@ -138,7 +141,20 @@ def test_an_attempt_of_another_process_is_closed_without_writing() -> None:
     note = only(plan, NoteStatus)
     assert (note.publication["epoch"], note.publication["generation"]) == (1, 4)
     assert len(note.publication["slices"]) == 1
-    assert WriteSlice in kinds(plan_publication(seen(made, begun=1)))
+    going_on = plan_publication(seen(made, begun=1))
+    assert kinds(going_on) == [WriteSlice, Announce, NoteStatus]
+    assert only(going_on, NoteStatus).publication["epoch"] == 1
+
+
+def test_an_epoch_that_was_asked_for_is_not_noted_while_the_plugin_is_away() -> None:
+    """What was attempted for it is not known to be there either."""
+    made, slices = published(PoolAllocator.CONTROLLER, attempted=2)
+    away = msgspec.structs.replace(made.status.registration, registered=False, epoch=2)
+    status = msgspec.structs.replace(made.status, registration=away)
+    plan = plan_publication(seen(msgspec.structs.replace(inventory(1), status=status), *slices))
+    assert WriteSlice in kinds(plan)
+    note = only(plan, NoteStatus).publication
+    assert (note["epoch"], note["attempted"], note["devices"]) == (1, 2, 1)
 
 
 def test_who_must_not_allocate_is_noted_before_the_slices_say_so() -> None:
@@ -147,6 +163,12 @@ def test_who_must_not_allocate_is_noted_before_the_slices_say_so() -> None:
     assert plan.steps[0] == NoteStatus({"allocator": "draining"})
     assert isinstance(plan.steps[1], WriteSlice)
     assert plan.handover.state is HandoverState.NOTING
+    # A controller that notes no allocator has published it.
+    older = msgspec.structs.replace(made.status.publication, allocator="")
+    made = msgspec.structs.replace(made, status=msgspec.structs.replace(made.status, publication=older))
+    plan = plan_publication(seen(made, *slices))
+    assert plan.steps[0] == NoteStatus({"allocator": "draining"})
+    assert isinstance(plan.steps[1], WriteSlice)
 
 
 def test_an_agent_that_takes_a_pool_over_notes_that_before_the_taint_goes() -> None:
@@ -245,9 +267,156 @@ def test_claims_that_tolerate_the_taint_are_named_and_take_no_pool_away() -> Non
     made, slices = published(PoolAllocator.CONTROLLER)
     plan = plan_publication(seen(made, *slices, refusal="claim ns/a tolerates it"))
     assert plan.handover.state is HandoverState.CONTROLLER
-    assert [s.reason for s in plan.steps if isinstance(s, Announce)] == ["ToleratingClaims"]
+    announced = only(plan, Announce)
+    assert (announced.type, announced.reason) == ("Warning", "ToleratingClaims")
     fresh = plan_publication(seen(inventory(), refusal="claim ns/a tolerates it"))
     assert fresh.handover.state is HandoverState.SCHEDULER
+
+
+def test_the_generation_goes_on_from_what_was_recorded_though_the_slices_are_gone() -> None:
+    made = inventory(asked=2, epoch=1, attempted=1, generation=7, allocator="controller")
+    for by_node, label in ((False, CREATED_BY_CONTROLLER), (True, CREATED_BY_NODE)):
+        write = only(plan_publication(seen(made, by_node=by_node)), WriteSlice).write.slice
+        assert write.spec.pool.generation == 8
+        assert write.metadata.labels == label
+
+
+def test_a_frozen_pool_is_frozen_anew_by_whatever_is_written_and_by_nothing_else() -> None:
+    made, slices = published(PoolAllocator.CONTROLLER)
+    frozen = Freeze().begin()[0]
+    grown = msgspec.structs.replace(inventory(3), status=made.status)
+    assert plan_publication(seen(grown, *slices, freeze=frozen)).freezes
+    assert not plan_publication(seen(made, *slices, freeze=frozen)).freezes
+
+
+def test_an_agent_believes_its_own_inventory_and_publishes_it() -> None:
+    made = inventory()
+    made = msgspec.structs.replace(made, spec=msgspec.structs.replace(made.spec, publisher="node"))
+    another = Node(metadata=ObjectMeta(name="n1", uid=Uid("another")))
+    assert plan_publication(seen(made, by_node=True, node=another)).verdict is Verdict.PUBLISHES
+
+
+def test_what_is_told_of_a_pool_depends_on_whose_it_is() -> None:
+    def message(**more: Any) -> str:
+        note = only(plan_publication(seen(inventory(), **more)), NoteStatus)
+        assert note.condition is not None
+        return note.condition.message
+
+    assert "gpu-0 has much" in message(doubts=("gpu-0 has much",))
+    scheduler = {"allocator": PoolAllocator.SCHEDULER}
+    assert "tolerates" not in message(**scheduler, refusal="claim ns/a tolerates it")
+    class_ = codec.convert(DeviceClass, device_class(extendedResourceName="example.com/gpu"))
+    told = "serves the extended resource example.com/gpu"
+    assert told in message(classes=(class_,))
+    assert told not in message(classes=(class_,), **scheduler)
+    assert told not in message(classes=(class_,), lending=Lending(lends=True))
+
+
+def test_devices_of_a_device_plugin_are_published_where_nothing_is_withheld() -> None:
+    class_ = codec.convert(DeviceClass, device_class(extendedResourceName="example.com/gpu"))
+    made = inventory(withheldFor=["example.com/gpu"])
+    plan = plan_publication(seen(made, classes=(class_,), now=1000.0, withholds=False))
+    assert plan.desired is not None
+    assert plan.desired.devices == 2
+
+
+def test_the_next_look_is_the_first_that_anything_waits_for() -> None:
+    class_ = codec.convert(DeviceClass, device_class(extendedResourceName="example.com/gpu"))
+    made, slices = published(PoolAllocator.CONTROLLER, allocator="draining", withheldFor=["example.com/gpu"])
+    for since, expected in ((100.0, 15.0), (95.0, 10.0)):
+        draining = Handover(HandoverState.DRAINING, since=since)
+        plan = plan_publication(
+            seen(made, *slices, classes=(class_,), leaving=120.0, handover=draining, now=100.0)
+        )
+        assert plan.again == expected
+    late = seen(made, *slices, classes=(class_,), leaving=5.0, handover=draining, now=100.0)
+    assert plan_publication(late).again == 5.0
+
+
+# --- what is lent -------------------------------------------------------------------------------------------
+
+
+LENT = LentUnit(unit="gpu-0", devices=("gpu-0",))
+
+
+def lent(state: LoanState, *noted: LentUnit, **more: Any) -> Seen:
+    """A pool of the controller of which gpu-0 is lent, or is on its way."""
+    made, slices = published(PoolAllocator.CONTROLLER, lent=[msgspec.to_builtins(u) for u in noted])
+    names = frozenset({"gpu-0"})
+    lending = {"loans": {"gpu-0": Loan(state, names, names)}, "lends": True, **more.pop("lending", {})}
+    return seen(
+        more.pop("made", made),
+        *slices,
+        **{
+            "handover": Handover(HandoverState.CONTROLLER),
+            "lending": Lending(**lending),
+            **more,
+        },
+    )
+
+
+def bare(plan: PublicationPlan) -> set[str]:
+    """Return the devices that are published without our taint."""
+    assert plan.desired is not None
+    return {d.name for s in plan.desired.slices for d in s.devices if not d.taints}
+
+
+def test_the_taint_of_a_device_that_is_still_recalled_stays() -> None:
+    assert bare(plan_publication(lent(LoanState.UNTAINTING, LENT))) == {"gpu-0"}
+    recalled = {"recalled": frozenset({"gpu-0"})}
+    assert bare(plan_publication(lent(LoanState.UNTAINTING, LENT, lending=recalled))) == set()
+
+
+@pytest.mark.parametrize("strays", [True, False])
+def test_a_loan_that_is_not_noted_any_more_ends_in_a_look(strays: bool) -> None:
+    """Its devices are the allocator's only then; with its note it is not over."""
+    noted = plan_publication(lent(LoanState.RETURNING, LENT, lending={"strays": strays}))
+    assert {unit: loan.state for unit, loan in noted.loans.items()} == {"gpu-0": LoanState.RETURNING}
+    reading = plan_publication(lent(LoanState.READING, lending={"strays": strays}))
+    assert {unit: loan.state for unit, loan in reading.loans.items()} == {"gpu-0": LoanState.READING}
+    assert plan_publication(lent(LoanState.RETURNING, lending={"strays": strays})).loans == {}
+
+
+def test_a_note_of_a_loan_is_one_though_this_process_knows_of_none() -> None:
+    found = plan_publication(lent(LoanState.LENT, LENT, lending={"loans": {}}))
+    assert found.loans["gpu-0"].state is LoanState.DRAINING
+    assert found.again == DRAIN
+
+
+def test_devices_that_others_have_untainted_are_not_the_allocators() -> None:
+    made, slices = published(PoolAllocator.CONTROLLER)
+    spec = slices[0].spec
+    devices = (msgspec.structs.replace(spec.devices[0], taints=()), *spec.devices[1:])
+    stray = msgspec.structs.replace(slices[0], spec=msgspec.structs.replace(spec, devices=devices))
+    ours = {"handover": Handover(HandoverState.CONTROLLER)}
+    found = plan_publication(seen(made, stray, **ours, lending=Lending(strays=True)))
+    assert found.loans["gpu-0"].state is LoanState.TAINTING
+    assert bare(found) == set()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"registration": {"registered": False, "epoch": 1}},
+        {"registration": {"registered": True, "epoch": 2}},
+    ],
+)
+def test_a_loan_ends_where_its_slices_are_not_published_for_a_plugin_that_is_there(
+    change: dict[str, Any],
+) -> None:
+    whole = lent(LoanState.LENT, LENT)
+    status = codec.convert(type(whole.inventory.status), {**codec.plain(whole.inventory.status), **change})
+    made = msgspec.structs.replace(whole.inventory, status=status)
+    found = plan_publication(dataclasses.replace(whole, inventory=made))
+    assert found.loans["gpu-0"].state not in (LoanState.LENT, LoanState.UNTAINTING)
+    assert bare(found) == set()
+
+
+def test_a_loan_ends_where_the_api_server_keeps_no_taints() -> None:
+    found = plan_publication(
+        dataclasses.replace(lent(LoanState.LENT, LENT), features=ServerFeatures(taints=False))
+    )
+    assert found.loans["gpu-0"].state not in (LoanState.LENT, LoanState.UNTAINTING)
 
 
 def test_a_device_plugin_withholds_and_is_looked_at_again_when_it_has_gone() -> None:

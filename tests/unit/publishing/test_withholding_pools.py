@@ -195,3 +195,26 @@ def test_counters_that_were_lost_are_written_again() -> None:
             broken.append(codec.convert(ResourceSlice, raw))
         plan = plan_publication(seen(broken, recorded(broken)))
         assert [s.spec.devices for s in written(plan, broken)[-1]] == [s.spec.devices for s in slices]
+
+
+def policy(**spec: Any) -> DevicePolicy:
+    body = {"apiVersion": "dra-driver.dev/v1alpha1", "kind": "DevicePolicy", "metadata": {"name": "p"}}
+    return codec.convert(DevicePolicy, {**body, "spec": spec})
+
+
+@pytest.mark.parametrize("before", [(CUT,), (policy(share={"maxShares": 2}),)])
+def test_what_is_lent_keeps_its_form_until_it_is_back(before: tuple[DevicePolicy, ...]) -> None:
+    """kube-scheduler may have decided on it as it was published; the claim that holds it comes later."""
+    slices = published(policies=before)
+    lent = LentUnit(unit=GPU, devices=(GPU,))
+
+    def forms(plan: PublicationPlan) -> dict[str, object]:
+        assert plan.desired is not None
+        devices = [d for s in plan.desired.slices for d in s.devices]
+        return {d.name: (d.allow_multiple_allocations, d.consumes_counters) for d in devices}
+
+    as_before = forms(plan_publication(seen(slices, recorded(slices), policies=before)))
+    assert forms(plan_publication(seen(slices, recorded(slices), policies=()))) != as_before
+    for state in (LoanState.LENT, LoanState.DRAINING, LoanState.RETURNING):
+        given = {"policies": (), "lending": lending(state, GPU)}
+        assert forms(plan_publication(seen(slices, recorded(slices, lent), **given))) == as_before
