@@ -91,11 +91,6 @@ class LoanState(enum.Enum):
         return self in (LoanState.UNTAINTING, LoanState.LENT)
 
     @property
-    def recalled(self) -> bool:
-        """Whether an allocation of the devices by anybody else is to be refused."""
-        return self in (LoanState.RECALLING, LoanState.CLOSING, LoanState.READING, LoanState.RETURNING)
-
-    @property
     def timed(self) -> bool:
         """Whether a time runs."""
         return self in (LoanState.DRAINING, LoanState.CLOSING)

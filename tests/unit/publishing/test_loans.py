@@ -126,6 +126,13 @@ def test_the_answer_to_an_earlier_recall_does_not_count() -> None:
     assert recalled(loan, loan.turn, 3.0)[0] == Loan(S.CLOSING, loan.devices, loan.touched, 3.0, loan.turn)
 
 
+def test_a_unit_that_is_ours_again_keeps_nothing_but_its_turn() -> None:
+    names = frozenset({"a"})
+    ours, effects = advance_loan(Loan(S.RETURNING, names, names, turn=3), E.NOT_NOTED, 1.0)
+    assert ours == Loan(turn=3)
+    assert effects == (F.UNBLOCK,)
+
+
 def test_claims_that_were_read_before_the_time_to_close_do_not_count() -> None:
     loan = Loan(S.CLOSING, since=10.0)
 

@@ -249,6 +249,10 @@ def test_an_inventory_that_is_not_its_node_s_is_not_published(
     assert plan.verdict is verdict
     assert condition_reasons(plan) == ([reason] if reason else [])
     assert plan.desired is None
+    noted = [s.condition for s in plan.steps if isinstance(s, NoteStatus) and s.condition is not None]
+    made = inventory()
+    made = msgspec.structs.replace(made, status=msgspec.structs.replace(made.status, conditions=tuple(noted)))
+    assert plan_publication(seen(made, **change)).steps == (), "it is noted once"
 
 
 def test_a_pool_that_its_node_publishes_is_left_alone_once_it_is_handed_over() -> None:

@@ -13,7 +13,10 @@ from dra_driver.publishing.epochs import (
     EpochEffect,
     EpochEvent,
     EpochState,
+    asks_again,
+    confirmed,
     epoch_state,
+    lacks_slices,
 )
 from dra_driver.publishing.freeze import (
     FREEZE_TRANSITIONS,
@@ -119,6 +122,35 @@ def test_how_far_a_publication_is_follows_from_the_record(
     record = Publication(epoch=epoch, attempted=attempted, slices=("s",))
     held = Registration(registered=registered, epoch=asked)
     assert epoch_state(held, record, begun=begun, present=present) is state
+
+
+def test_only_a_confirmation_of_the_kubelet_raises_the_epoch() -> None:
+    held = Registration(registered=True, epoch=3)
+    assert confirmed(held, registered=None, anew=False) == held
+    assert confirmed(held, registered=False, anew=False) == Registration(registered=False, epoch=3)
+    assert confirmed(held, registered=None, anew=True) == Registration(registered=True, epoch=4)
+    away = Registration(registered=False, epoch=3)
+    assert confirmed(away, registered=None, anew=False) == away
+    assert confirmed(away, registered=True, anew=True) == Registration(registered=True, epoch=4)
+    assert asks_again(held) == Registration(registered=True, epoch=4)
+
+
+@pytest.mark.parametrize(
+    ("registration", "epoch", "present", "lacks"),
+    [
+        ((True, 2), 2, (), True),
+        ((True, 2), 2, ("s",), False),
+        ((False, 2), 2, (), False),
+        ((True, 3), 2, (), False),  # it has asked already
+        ((True, 2), 3, (), False),
+    ],
+)
+def test_slices_are_asked_for_again_that_are_gone_in_this_epoch(
+    registration: tuple[bool, int], epoch: int, present: Sequence[str], lacks: bool
+) -> None:
+    registered, asked = registration
+    held = Registration(registered=registered, epoch=asked)
+    assert lacks_slices(held, Publication(epoch=epoch, slices=("s",)), present) is lacks
 
 
 # --- handover -----------------------------------------------------------------------------------------------
