@@ -262,7 +262,7 @@ def deleted_note(loan: Loan, now: float) -> tuple[Loan, tuple[LoanEffect, ...]]:
 def look_at_loan(loan: Loan, facts: LoanFacts) -> tuple[Loan, tuple[LoanEffect, ...], float]:
     """Return the loan after all that a look shows, the effects, and seconds to the next look (0: none)."""
     events: list[LoanEvent] = []
-    if facts.claims_seen and loan.state is LoanState.READING:
+    if facts.claims_seen:
         events.append(LoanEvent.CLAIMS_SEEN)
     if facts.noted is not None:
         events.append(LoanEvent.NOTED if facts.noted else LoanEvent.NOT_NOTED)

@@ -133,6 +133,21 @@ def test_a_unit_that_is_ours_again_keeps_nothing_but_its_turn() -> None:
     assert effects == (F.UNBLOCK,)
 
 
+def test_a_note_that_lacks_devices_is_neither_there_nor_gone() -> None:
+    fact = LoanFacts(
+        noted=None,
+        slices=E.TAINTED,
+        over=False,
+        taken=False,
+        claims_seen=None,
+        now=0.0,
+        drain=15.0,
+        closing=5.0,
+    )
+    for state in (S.NOTING, S.RETURNING):
+        assert look_at_loan(Loan(state), fact)[0].state is state
+
+
 def test_claims_that_were_read_before_the_time_to_close_do_not_count() -> None:
     loan = Loan(S.CLOSING, since=10.0)
 
