@@ -133,19 +133,51 @@ def test_a_unit_that_is_ours_again_keeps_nothing_but_its_turn() -> None:
     assert effects == (F.UNBLOCK,)
 
 
+def look_once(loan: Loan, **changes: object) -> LoanState:
+    """Return the state after a look at a loan that is noted and tainted."""
+    return look_whole(loan, **changes)[0].state
+
+
+def look_whole(loan: Loan, **changes: object) -> tuple[Loan, tuple[LoanEffect, ...], float]:
+    values: dict[str, object] = {
+        "noted": True,
+        "slices": E.TAINTED,
+        "over": False,
+        "taken": False,
+        "claims_seen": None,
+        "now": 0.0,
+        "drain": 15.0,
+        "closing": 5.0,
+        **changes,
+    }
+    return look_at_loan(loan, LoanFacts(**values))  # type: ignore[arg-type]
+
+
+def test_a_look_says_what_to_do_and_when_to_look_again() -> None:
+    drained = look_whole(Loan(S.DRAINING), now=15.0)
+    assert (drained[0].state, drained[1:]) == (S.RECALLING, ((F.RECALL,), 0.0))
+    assert look_whole(Loan(S.DRAINING), now=10.0)[1:] == ((), 5.0)
+    closed = look_whole(Loan(S.CLOSING), now=5.0)
+    assert (closed[0].state, closed[1]) == (S.READING, (F.READ_CLAIMS,))
+    assert closed[2] > 0, "the claims are read until all of them are known"
+    assert look_whole(Loan(S.CLOSING), now=2.0)[1:] == ((), 3.0)
+    assert look_whole(Loan(S.LENT), slices=E.UNTAINTED)[1:] == ((), 0.0)
+
+
 def test_a_note_that_lacks_devices_is_neither_there_nor_gone() -> None:
-    fact = LoanFacts(
-        noted=None,
-        slices=E.TAINTED,
-        over=False,
-        taken=False,
-        claims_seen=None,
-        now=0.0,
-        drain=15.0,
-        closing=5.0,
-    )
     for state in (S.NOTING, S.RETURNING):
-        assert look_at_loan(Loan(state), fact)[0].state is state
+        assert look_once(Loan(state), noted=None) is state
+
+
+def test_half_written_slices_say_nothing_of_what_is_lent_but_the_rest_counts() -> None:
+    for state in (S.UNTAINTING, S.LENT):
+        for slices in (E.TAINTED, E.UNTAINTED, E.GONE):
+            assert look_once(Loan(state), slices=slices, complete=False) is state
+            for change in ({"over": True}, {"noted": False}):
+                after = look_once(Loan(state), slices=slices, complete=False, **change)
+                assert after in (S.TAINTING, S.DRAINING)
+    assert look_once(Loan(), noted=False, slices=E.UNTAINTED, complete=False) is S.TAINTING
+    assert look_once(Loan(S.TAINTING), complete=False) is S.DRAINING
 
 
 def test_claims_that_were_read_before_the_time_to_close_do_not_count() -> None:
