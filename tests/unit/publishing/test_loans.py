@@ -298,3 +298,19 @@ def test_a_note_without_all_devices_is_no_note_of_the_loan() -> None:
     after = look_at_loans({"g": loan}, facts(whole, slices=slices)).loans
     assert after["g"].state is S.UNTAINTING
     assert untainted_devices(after) == {"b"}
+
+
+def test_a_stray_device_is_that_of_its_unit_alone_and_only_where_strays_are_looked_for() -> None:
+    slices = (a_slice(a_device("a", lent=True), a_device("b"), a_device("c", lent=True)),)
+    found = look_at_loans({}, facts(slices=slices)).loans
+    assert {unit: loan.touched for unit, loan in found.items()} == {"a": {"a"}, "c": {"c"}}
+    assert {loan.state for loan in found.values()} == {S.TAINTING}
+    assert look_at_loans({}, facts(slices=slices, strays=False)).loans == {}
+
+
+def test_of_a_note_that_lacks_devices_it_is_not_said_that_it_is_gone() -> None:
+    slices = (a_slice(a_device("a", counters="g"), a_device("b", counters="g")),)
+    returning = {"g": Loan(S.RETURNING, frozenset({"a"}), frozenset({"a", "b"}))}
+    part = LentUnit(unit="g", devices=("a",))
+    assert look_at_loans(returning, facts(part, slices=slices)).loans["g"].state is S.RETURNING
+    assert look_at_loans(returning, facts(slices=slices)).loans == {}
