@@ -314,3 +314,18 @@ def test_of_a_note_that_lacks_devices_it_is_not_said_that_it_is_gone() -> None:
     part = LentUnit(unit="g", devices=("a",))
     assert look_at_loans(returning, facts(part, slices=slices)).loans["g"].state is S.RETURNING
     assert look_at_loans(returning, facts(slices=slices)).loans == {}
+
+
+def test_the_next_look_at_a_pool_is_that_at_the_first_unit_that_waits() -> None:
+    slices = (a_slice(a_device("a", lent=True), a_device("b"), a_device("c"), a_device("d")),)
+    names = {name: frozenset({name}) for name in "abcd"}
+    loans = {
+        "a": Loan(S.LENT, names["a"], names["a"]),
+        "b": Loan(S.DRAINING, names["b"], names["b"], since=10.0),
+        "c": Loan(S.CLOSING, names["c"], names["c"], since=18.0),
+        "d": Loan(S.DRAINING, names["d"], names["d"], since=20.0),
+    }
+    noted = [LentUnit(unit=name, devices=(name,)) for name in "abcd"]
+    found = look_at_loans(loans, facts(*noted, slices=slices, now=20.0))
+    assert {unit: loan.state for unit, loan in found.loans.items()} == {u: x.state for u, x in loans.items()}
+    assert found.again == 3.0
