@@ -329,3 +329,19 @@ def test_the_next_look_at_a_pool_is_that_at_the_first_unit_that_waits() -> None:
     found = look_at_loans(loans, facts(*noted, slices=slices, now=20.0))
     assert {unit: loan.state for unit, loan in found.loans.items()} == {u: x.state for u, x in loans.items()}
     assert found.again == 3.0
+
+
+def test_a_loan_that_is_on_its_way_ends_where_its_slices_are_gone() -> None:
+    """Made anew they have the taint; only what is lent after that may lack it."""
+    loan = Loan(S.UNTAINTING, frozenset({"a"}), frozenset({"a"}))
+    noted = LentUnit(unit="a", devices=("a",))
+    other = a_slice(a_device("b"))
+    for slices in ((), (other,)):
+        assert look_at_loans({"a": loan}, facts(noted, slices=slices)).loans["a"].state is S.TAINTING
+
+
+def test_devices_that_have_gone_to_another_unit_since_are_left_alone_with_it() -> None:
+    slices = (a_slice(a_device("a", counters="new"), a_device("b", counters="new"), a_device("c")),)
+    loans = {"old": Loan(S.DRAINING, frozenset({"a"}), frozenset({"a", "gone"}))}
+    assert blocked_devices(loans, slices) == {"old", "a", "b", "gone"}
+    assert blocked_devices({}, slices) == set()
