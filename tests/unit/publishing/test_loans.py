@@ -115,6 +115,35 @@ def test_an_untainted_device_is_never_taken_for_ours(state: LoanState) -> None:
     assert LOAN_TRANSITIONS[S.OURS, E.UNTAINTED].state is S.TAINTING
 
 
+@pytest.mark.parametrize("state", S)
+def test_what_ends_a_loan_and_what_begins_one(state: LoanState) -> None:
+    def after(event: LoanEvent) -> LoanState:
+        return LOAN_TRANSITIONS[state, event].state
+
+    # On its way to kube-scheduler, or there: without its note or its slices no loan goes on.
+    if state.untainted:
+        for event in (E.END, E.GONE, E.NOT_NOTED, E.INVENTORY_DELETED):
+            assert after(event) is S.TAINTING
+    if state in (S.NOTING, S.LENT):
+        assert after(E.END) is S.TAINTING
+    if state is S.LENT:
+        assert after(E.TAINTED) is S.TAINTING
+    # Lent again once it is tainted, but not where a note may be removed that is taken for the next one's.
+    again = {S.OURS, S.NOTING, S.DRAINING, S.RECALLING, S.CLOSING, S.READING}
+    assert (after(E.BORROW) is S.NOTING) == (state in again)
+    # The handover has the rules for a pool that is kube-scheduler's.
+    assert after(E.TAKEN) is S.OURS
+    # The inventory's note goes with it.
+    assert (after(E.INVENTORY_DELETED) is S.OURS) == (state in (S.OURS, S.RETURNING))
+
+
+def test_what_is_waited_for_is_asked_for_again() -> None:
+    for state, effect in ((S.RECALLING, F.RECALL), (S.READING, F.READ_CLAIMS)):
+        for event in (E.TAINTED, E.GONE):
+            move = LOAN_TRANSITIONS[state, event]
+            assert (move.state, move.effects) == (state, (effect,))
+
+
 def test_the_answer_to_an_earlier_recall_does_not_count() -> None:
     loan = Loan(S.DRAINING, frozenset({"a"}), frozenset({"a"}))
     loan, _ = advance_loan(loan, E.TIME_OVER, 1.0)
