@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -13,6 +13,7 @@ import structlog
 from dra_driver.api.meta import ObjectKey, Resource, WireObject
 from dra_driver.api.server.watch import WatchEventType
 from dra_driver.errors import ApiError, ApiUnavailable, DraError, Forbidden, Gone, NotFound
+from dra_driver.indices import Indices
 from dra_driver.kube.backoff import Backoff
 from dra_driver.ports import KubeClient
 
@@ -70,8 +71,7 @@ class Informer(Generic[T]):
         self._field_selector = field_selector
         self._watch_seconds = watch_seconds
         self._store: dict[ObjectKey, T] = {}
-        self._indexers = dict(indices or {})
-        self._indices: dict[str, dict[Hashable, set[ObjectKey]]] = {name: {} for name in self._indexers}
+        self._indices: Indices[ObjectKey, T] = Indices(indices or {})
         self._handlers: list[Handler[T]] = []
         self._resource_version = ""
         self.synced = asyncio.Event()
@@ -108,12 +108,21 @@ class Informer(Generic[T]):
 
     def by_index(self, index: str, value: Hashable) -> tuple[T, ...]:
         """Return the objects whose index function gives ``value``, in order of their keys."""
-        keys = self._indices[index].get(value, ())
-        return tuple(self._store[k] for k in sorted(keys))
+        return tuple(self._store[k] for k in self._indices.keys(index, value))
+
+    def each(self, index: str, value: Hashable) -> Iterator[T]:
+        """Yield what ``by_index`` returns, for looks that end early; nothing may change meanwhile."""
+        return map(self._store.__getitem__, self._indices.keys(index, value))
+
+    def keys_after(
+        self, index: str, value: Hashable, last: ObjectKey | None, most: int
+    ) -> tuple[ObjectKey, ...]:
+        """Return keys of some of the objects whose index function gives ``value``: see ``Indices.after``."""
+        return tuple(self._indices.after(index, value, last, most))
 
     def number_by_index(self, index: str, value: Hashable) -> int:
         """Return how many objects there are whose index function gives ``value``."""
-        return len(self._indices[index].get(value, ()))
+        return self._indices.number(index, value)
 
     def add_handler(self, handler: Handler[T]) -> None:
         """Call ``handler`` for every change from now on, and ``added`` at once for what is there already."""
@@ -226,12 +235,8 @@ class Informer(Generic[T]):
             # Deleted and created again while we were not looking: two objects, not one that changed.
             self._remove(key)
             old = None
-        if old is not None:
-            self._unindex(key, old)
+        self._indices.change(key, old, item)
         self._store[key] = item
-        for name, function in self._indexers.items():
-            for value in function(item):
-                self._indices[name].setdefault(value, set()).add(key)
         for handler in self._handlers:
             if old is None:
                 handler.added(item)
@@ -242,16 +247,6 @@ class Informer(Generic[T]):
         old = self._store.pop(key, None)
         if old is None:
             return
-        self._unindex(key, old)
+        self._indices.change(key, old, None)
         for handler in self._handlers:
             handler.deleted(old)
-
-    def _unindex(self, key: ObjectKey, old: T) -> None:
-        for name, function in self._indexers.items():
-            index = self._indices[name]
-            for value in function(old):
-                keys = index.get(value)
-                if keys is not None:
-                    keys.discard(key)
-                    if not keys:
-                        del index[value]

@@ -43,7 +43,7 @@ from dra_driver.resourceclaim.gating import (
 )
 from dra_driver.resourceclaim.pods import (
     PodClaim,
-    claim_name,
+    claims_named,
     consumer_of,
     is_for_pod,
     is_generated,
@@ -65,7 +65,7 @@ __all__ = [
     "Share",
     "allocated_pools",
     "capacity_advice",
-    "claim_name",
+    "claims_named",
     "classes_by_resource",
     "consumer_names",
     "consumer_of",

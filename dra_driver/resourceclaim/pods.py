@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from dra_driver.api.core import Pod, PodResourceClaim
@@ -12,7 +12,7 @@ from dra_driver.api.scheduling import POD_GROUPS, SCHEDULING_GROUP, PodGroup
 
 __all__ = [
     "PodClaim",
-    "claim_name",
+    "claims_named",
     "consumer_of",
     "is_for_pod",
     "is_generated",
@@ -49,7 +49,13 @@ def is_generated(entry: PodResourceClaim) -> bool:
     return entry.resource_claim_template_name is not None
 
 
-def claim_name(pod: Pod, entry: PodResourceClaim) -> tuple[str | None, bool]:
+def _generated(pod: Pod) -> dict[str, str | None]:
+    """Return the names of generated claims by the entry that they are for."""
+    # Of two of one name, which no API server takes, the first counts.
+    return {s.name: s.resource_claim_name for s in reversed(pod.status.resource_claim_statuses)}
+
+
+def _claim_name(entry: PodResourceClaim, generated: Mapping[str, str | None]) -> tuple[str | None, bool]:
     """Return the name of the claim of one entry, and whether it is known.
 
     Returns:
@@ -58,10 +64,7 @@ def claim_name(pod: Pod, entry: PodResourceClaim) -> tuple[str | None, bool]:
     """
     if entry.resource_claim_name is not None:
         return entry.resource_claim_name, True
-    for status in pod.status.resource_claim_statuses:
-        if status.name == entry.name:
-            return status.resource_claim_name, True
-    return None, False
+    return generated.get(entry.name), entry.name in generated
 
 
 def pod_claims(pod: Pod) -> Iterator[PodClaim]:
@@ -69,8 +72,9 @@ def pod_claims(pod: Pod) -> Iterator[PodClaim]:
 
     Entries that need no claim are left out.
     """
+    generated = _generated(pod)
     for entry in pod.spec.resource_claims:
-        name, known = claim_name(pod, entry)
+        name, known = _claim_name(entry, generated)
         if known and name is None:
             continue
         key = ObjectKey(pod.metadata.namespace, name) if name is not None else None
@@ -80,12 +84,30 @@ def pod_claims(pod: Pod) -> Iterator[PodClaim]:
         yield PodClaim("", ObjectKey(pod.metadata.namespace, extended.resource_claim_name), generated=True)
 
 
+def claims_named(pod: Pod) -> Iterator[ObjectKey]:
+    """Yield the keys of ``pod_claims`` that are known, at less cost: a pod may name thousands."""
+    namespace, statuses = pod.metadata.namespace, pod.status.resource_claim_statuses
+    generated = _generated(pod) if statuses else {}
+    for entry in pod.spec.resource_claims:
+        name = entry.resource_claim_name
+        if name is None:
+            name = generated.get(entry.name)
+        if name is not None:
+            yield ObjectKey(namespace, name)
+    extended = pod.status.extended_resource_claim_status
+    if extended is not None:
+        yield ObjectKey(namespace, extended.resource_claim_name)
+
+
 def named_twice(pod: Pod) -> str:
     """Return why a pod that names one claim in several entries cannot run; empty if it names none twice.
 
     The API server accepts such a pod, but kube-scheduler cannot bind it: it reserves the claim once for each
     entry, and the API server refuses the second (``status.reservedFor``: duplicate value).
     """
+    keys = list(claims_named(pod))
+    if len(set(keys)) == len(keys):
+        return ""
     entries: dict[str, list[str]] = {}
     for used in pod_claims(pod):
         if used.key is not None and used.entry:
@@ -129,9 +151,11 @@ def consumer_of(pod: Pod, group: PodGroup | None, claim: ResourceClaim) -> Resou
         (entry.name, entry.resource_claim_name, entry.resource_claim_template_name)
         for entry in (group.spec.resource_claims if group is not None else ())
     }
+    generated = _generated(pod) if of_group else {}
     for entry in pod.spec.resource_claims if of_group else ():
         what = (entry.name, entry.resource_claim_name, entry.resource_claim_template_name)
-        if group is not None and what in of_group and claim_name(pod, entry)[0] == claim.metadata.name:
+        named = what in of_group and _claim_name(entry, generated)[0] == claim.metadata.name
+        if group is not None and named:
             return ResourceClaimConsumerReference(
                 api_group=SCHEDULING_GROUP,
                 resource=POD_GROUPS,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import msgspec
+
 from dra_driver import resourceclaim
 from dra_driver.api import codec
-from dra_driver.api.core import Pod
+from dra_driver.api.core import Pod, PodResourceClaimStatus
 from dra_driver.api.meta import ObjectKey
 from dra_driver.api.resource import ResourceClaim
 from dra_driver.api.scheduling import PodGroup
@@ -194,3 +198,37 @@ def test_claims_that_are_not_generated_yet_are_not_the_same_claim() -> None:
     assert resourceclaim.named_twice(codec.convert(Pod, body)) == ""
     body["status"] = {"resourceClaimStatuses": [{"name": n, "resourceClaimName": None} for n in "ab"]}
     assert resourceclaim.named_twice(codec.convert(Pod, body)) == ""
+
+
+def test_the_claims_of_a_pod_of_thousands_are_found_in_one_walk() -> None:
+    number = 2_000
+    entries = [{"name": f"c{i}", "resourceClaimTemplateName": "t"} for i in range(number)]
+    entries.append({"name": "own", "resourceClaimName": "own"})
+    made = [{"name": f"c{i}", "resourceClaimName": f"made-{i}" if i else None} for i in range(number - 1)]
+    extended = {"resourceClaimName": "extended"}
+    body = {
+        "metadata": {"name": "p", "namespace": "ns"},
+        "spec": {"resourceClaims": entries},
+        "status": {"resourceClaimStatuses": made, "extendedResourceClaimStatus": extended},
+    }
+    pod = codec.convert(Pod, body)
+    statuses = Walked(pod.status.resource_claim_statuses)
+    msgspec.structs.force_setattr(pod.status, "resource_claim_statuses", statuses)
+    keys = list(resourceclaim.claims_named(pod))
+    assert keys == [used.key for used in resourceclaim.pod_claims(pod) if used.key is not None]
+    assert [key.name for key in keys[:1] + keys[-3:]] == ["made-1", "made-1998", "own", "extended"]
+    assert statuses.walks == 2  # one for each of both
+
+
+class Walked(tuple[PodResourceClaimStatus, ...]):
+    """Statuses that count how often they are gone through."""
+
+    walks = 0
+
+    def __iter__(self) -> Iterator[PodResourceClaimStatus]:
+        self.walks += 1
+        return super().__iter__()
+
+    def __reversed__(self) -> Iterator[PodResourceClaimStatus]:
+        self.walks += 1
+        return reversed(tuple(super().__iter__()))

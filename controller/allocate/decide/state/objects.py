@@ -11,7 +11,8 @@ from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey, WireObject
 from dra_driver.api.names import ALLOCATED_CONDITION, GROUP_LABEL, SET_ASIDE_CONDITION
 from dra_driver.api.resource import ResourceClaim
-from dra_driver.resourceclaim import pod_claims
+from dra_driver.indices import Indices
+from dra_driver.resourceclaim import claims_named
 from dra_driver.structured import group_name
 
 __all__ = [
@@ -55,7 +56,7 @@ def is_finished(pod: Pod) -> bool:
 
 def claims_of(pod: Pod) -> Iterable[ObjectKey]:
     """Return the claims that a pod uses, each once: the function of ``CLAIM_INDEX``."""
-    return dict.fromkeys(used.key for used in pod_claims(pod) if used.key is not None)
+    return dict.fromkeys(claims_named(pod))
 
 
 def groups_by(others: Collection[str]) -> GroupsOf:
@@ -136,8 +137,7 @@ class Objects(Generic[T]):
 
     def __init__(self, indices: Mapping[str, Callable[[T], Iterable[Hashable]]] | None = None) -> None:
         self._objects: dict[ObjectKey, T] = {}
-        self._functions = dict(indices or {})
-        self._indices: dict[str, dict[Hashable, set[ObjectKey]]] = {name: {} for name in self._functions}
+        self._indices: Indices[ObjectKey, T] = Indices(indices or {})
 
     def __len__(self) -> int:
         return len(self._objects)
@@ -155,40 +155,30 @@ class Objects(Generic[T]):
 
     def by_index(self, index: str, value: Hashable) -> list[T]:
         """Return the objects with a value in an index, in the order of their keys."""
-        return [self._objects[key] for key in sorted(self._indices[index].get(value, ()))]
+        return list(self.each(index, value))
+
+    def each(self, index: str, value: Hashable) -> Iterator[T]:
+        """Yield what ``by_index`` returns, for looks that end early; nothing may change meanwhile."""
+        return map(self._objects.__getitem__, self._indices.keys(index, value))
 
     def count(self, index: str, value: Hashable) -> int:
         """Return the number of objects with a value in an index."""
-        return len(self._indices[index].get(value, ()))
+        return self._indices.number(index, value)
 
     def put(self, item: T) -> T | None:
         """Add or replace an object; return the version before."""
         key = item.key
         old = self._objects.get(key)
-        if old is not None:
-            self._unindex(key, old)
+        self._indices.change(key, old, item)
         self._objects[key] = item
-        for name, function in self._functions.items():
-            for value in function(item):
-                self._indices[name].setdefault(value, set()).add(key)
         return old
 
     def remove(self, key: ObjectKey) -> T | None:
         """Forget an object; return it, if it was there."""
         old = self._objects.pop(key, None)
         if old is not None:
-            self._unindex(key, old)
+            self._indices.change(key, old, None)
         return old
-
-    def _unindex(self, key: ObjectKey, old: T) -> None:
-        for name, function in self._functions.items():
-            index = self._indices[name]
-            for value in function(old):
-                keys = index.get(value)
-                if keys is not None:
-                    keys.discard(key)
-                    if not keys:
-                        del index[value]
 
 
 class Collected(Generic[T]):
