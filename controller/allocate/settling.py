@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from controller.allocate.attempts import Attempts
-from controller.allocate.decide import CLAIM_INDEX, GroupFinder, claims_of
+from controller.allocate.decide import GroupFinder, PodID, claims_of
 from controller.allocate.state.assume_cache import AssumeCache
 from dra_driver.api.core import Pod
 from dra_driver.api.names import CLAIM_FINALIZER
@@ -19,7 +19,7 @@ class Settling:
         attempts: what kube-scheduler was last seen to do with pods.
         groups: finds the other members of a pod's group.
         assume_cache: the claims.
-        pods: with the index ``CLAIM_INDEX``.
+        pods: all namespaces.
     """
 
     def __init__(
@@ -51,5 +51,10 @@ class Settling:
         pending = [c for c in claims if c.status.allocation is None]
         was_allocated = any(CLAIM_FINALIZER in (c.metadata.finalizers or ()) for c in pending)
         self._attempts.look(pod, now, was_allocated=was_allocated)
-        users = (user for c in pending for user in self._pods.by_index(CLAIM_INDEX, c.key))
-        return max((self._attempts.unsettled(user, now) for user in users), default=0.0)
+        if not self._attempts.may_be_unsettled(now):
+            return 0.0
+        return max((self._attempts.unsettled_user(c.key, self._find, now) for c in pending), default=0.0)
+
+    def _find(self, pod_id: PodID) -> Pod | None:
+        pod = self._pods.get(pod_id.key)
+        return pod if pod is not None and pod.metadata.uid == pod_id.uid else None

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
 from controller.allocate.attempts.evidence import Attempt, Bound, Deallocate, Hold, judge
 from controller.allocate.attempts.turns import Turns
 from controller.allocate.attempts.window import LEAST_OF_NAMESPACE, BindingWindow
-from controller.allocate.decide import Rank, Report, has_no_node, misses_only_claims, report_of
+from controller.allocate.decide import (
+    PodID,
+    Rank,
+    Report,
+    claims_of,
+    has_no_node,
+    misses_only_claims,
+    report_of,
+)
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey, Uid
+from dra_driver.indices import Indices
 
 __all__ = ["Attempts"]
 
@@ -25,6 +35,12 @@ _SHARE: Final = 1 / 3
 # For which it holds a pod with a node until enough others of its PodGroup have one (plugin GangScheduling).
 # It nominates the node before, so the pod's claims stay there, and reserves them after that.
 _PERMIT_SECONDS: Final = 300.0
+# Users of one claim that are looked at for a pod: they are all of its namespace.
+_MOST_SETTLING: Final = 256
+_LAST_UID: Final = Uid("\U0010ffff")
+_LIVE: Final = "live"
+_FAILED: Final = "failed"
+_SETTLING: Final = "settling"
 
 
 class _Settling(NamedTuple):
@@ -34,11 +50,15 @@ class _Settling(NamedTuple):
         since: when that was.
         seconds: after which no request of that cycle can be left.
         sign: the last report and nominated node before: the watch may show what is said about it sooner.
+        pod: which one.
+        claims: that it uses.
     """
 
     since: float
     seconds: float
     sign: tuple[Report | None, str]
+    pod: PodID
+    claims: tuple[ObjectKey, ...]
 
 
 class Attempts:
@@ -60,6 +80,12 @@ class Attempts:
         self._probes: Counter[str] = Counter()
         self._timeouts: dict[Uid, int] = {}
         self._settling: dict[Uid, _Settling] = {}
+        # Of a claim the pods that are with kube-scheduler, those with evidence against them, and those that
+        # settle: thousands may use it.
+        self._users: Indices[PodID, Attempt] = Indices(
+            {_LIVE: lambda a: () if a.failed else a.claims, _FAILED: lambda a: a.claims if a.failed else ()}
+        )
+        self._settling_users: Indices[PodID, _Settling] = Indices({_SETTLING: lambda s: s.claims})
         self._started: float | None = None
         # Pods that were looked at while their claims were not allocated.
         self._known: set[Uid] = set()
@@ -73,10 +99,20 @@ class Attempts:
         """Return what is known of a pod's attempt, if it has one."""
         return self._attempts.get(pod)
 
-    def is_live(self, pod: Uid) -> bool:
-        """Return whether a pod is with kube-scheduler, and nothing says that it cannot be placed."""
-        attempt = self._attempts.get(pod)
-        return attempt is not None and not attempt.failed
+    def live_users(self, claim: ObjectKey) -> Sequence[PodID]:
+        """Return the pods with a claim that are with kube-scheduler, and may be placed, in order."""
+        return self._users.keys(_LIVE, claim)
+
+    def failed_users(self, claim: ObjectKey, last: ObjectKey | None, most: int) -> Sequence[ObjectKey]:
+        """Return some of the pods with a claim against whose attempts there is evidence, in order.
+
+        Args:
+            claim: that they use.
+            last: only those behind this pod; if None, from the first one on.
+            most: number of pods.
+        """
+        behind = None if last is None else PodID(last, _LAST_UID)
+        return [pod.key for pod in self._users.after(_FAILED, claim, behind, most)]
 
     def is_probed(self, namespace: str) -> bool:
         """Return whether a pod of a namespace is allocated that kube-scheduler had no node for."""
@@ -107,8 +143,7 @@ class Attempts:
         it was allocated before, although it has not nominated it yet: its requests wait for their turn. What
         it reports ends that cycle, and the next one sees the deallocation, at the latest a moment later.
         """
-        uid = pod.metadata.uid
-        entry = self._settling.get(uid)
+        entry = self._settling.get(pod.metadata.uid)
         if entry is None or pod.status.nominated_node_name:
             return 0.0  # a nomination keeps the claims on its node by itself
         seconds = entry.seconds
@@ -117,7 +152,26 @@ class Attempts:
         left = entry.since + seconds - now
         if left > 0:
             return left
-        del self._settling[uid]
+        self._settled(pod.metadata.uid)
+        return 0.0
+
+    def unsettled_user(self, claim: ObjectKey, find: Callable[[PodID], Pod | None], now: float) -> float:
+        """Return for how many seconds one of the pods with a claim is unsettled; 0: none of them is.
+
+        Another one may be so for longer: then this is asked again. Otherwise all of thousands would be looked
+        at for each of them.
+
+        Args:
+            claim: that is not allocated.
+            find: gives a pod as it was last seen; None where it is gone.
+            now: the time.
+        """
+        for user in self._settling_users.after(_SETTLING, claim, None, _MOST_SETTLING):
+            pod = find(user)
+            if pod is None:
+                self._settled(user.uid)
+            elif (left := self.unsettled(pod, now)) > 0:
+                return left
         return 0.0
 
     def may_be_unsettled(self, now: float) -> bool:
@@ -147,9 +201,17 @@ class Attempts:
         probe = has_no_node(pod)
         if probe:
             seconds = min(seconds, _PROBE_SECONDS)
-        namespace = pod.metadata.namespace
         attempt = Attempt(
-            namespace, node, before, sign, sign, now, seconds, handed_over=handed_over, probe=probe
+            _id(pod),
+            tuple(claims_of(pod)),
+            node,
+            before,
+            sign,
+            sign,
+            now,
+            seconds,
+            handed_over=handed_over,
+            probe=probe,
         )
         self._put(uid, attempt)
 
@@ -192,7 +254,7 @@ class Attempts:
         if self._remove(pod) is not None:
             self._window.bound(now)
         self._timeouts.pop(pod, None)
-        self._settling.pop(pod, None)
+        self._settled(pod)
 
     def fail(self, pod: Uid, *, timeout: bool) -> Attempt | None:
         """Note that there is evidence against an attempt; return it the first time."""
@@ -229,30 +291,45 @@ class Attempts:
 
     def _settle(self, pod: Pod, since: float, seconds: float, sign: tuple[Report | None, str]) -> None:
         if not (pod.spec.node_name or pod.spec.scheduling_gates):
-            self._settling[pod.metadata.uid] = _Settling(since, seconds, sign)
+            self._settled(pod.metadata.uid)
+            entry = _Settling(since, seconds, sign, _id(pod), tuple(claims_of(pod)))
+            self._settling[entry.pod.uid] = entry
+            self._settling_users.change(entry.pod, None, entry)
+
+    def _settled(self, pod: Uid) -> None:
+        entry = self._settling.pop(pod, None)
+        if entry is not None:
+            self._settling_users.change(entry.pod, entry, None)
 
     def forget(self, pod: Uid) -> None:
         """Forget a pod that is gone or has ended."""
         self._remove(pod)
         self._timeouts.pop(pod, None)
-        self._settling.pop(pod, None)
+        self._settled(pod)
         self._known.discard(pod)
 
     def _put(self, pod: Uid, attempt: Attempt) -> None:
-        self._remove(pod)
+        self._change(self._attempts.get(pod), attempt)
         self._attempts[pod] = attempt
-        if not attempt.failed:
-            self._live[attempt.namespace] += 1
-            self._probes[attempt.namespace] += attempt.probe
 
     def _remove(self, pod: Uid) -> Attempt | None:
         attempt = self._attempts.pop(pod, None)
-        if attempt is not None and not attempt.failed:
+        if attempt is not None:
+            self._change(attempt, None)
+        return attempt
+
+    def _change(self, old: Attempt | None, new: Attempt | None) -> None:
+        """Keep numbers and indices in step with the attempt of one pod."""
+        for attempt, step in ((old, -1), (new, 1)):
+            if attempt is None or attempt.failed:
+                continue
             for counter, number in ((self._live, 1), (self._probes, int(attempt.probe))):
-                counter[attempt.namespace] -= number
+                counter[attempt.namespace] += step * number
                 if not counter[attempt.namespace]:
                     del counter[attempt.namespace]
-        return attempt
+        one = old or new
+        if one is not None:
+            self._users.change(one.pod, old, new)
 
     # --- the window -----------------------------------------------------------------------------------------
 
@@ -268,6 +345,10 @@ class Attempts:
         """Return the pods whose turn it is; they wait no longer."""
         room = self._window.size(now) - len(self)
         return self._turns.take(lambda namespace: LEAST_OF_NAMESPACE - self._live[namespace], room)
+
+
+def _id(pod: Pod) -> PodID:
+    return PodID(pod.key, pod.metadata.uid)
 
 
 def _sign(pod: Pod) -> tuple[Report | None, str]:

@@ -7,8 +7,9 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from controller.allocate.decide import Report, report_of
+from controller.allocate.decide import PodID, Report, report_of
 from dra_driver.api.core import Pod
+from dra_driver.api.meta import ObjectKey
 from dra_driver.api.names import CANNOT_ALLOCATE, GANG_REPORTS, NOT_ON_NODE
 from dra_driver.ownership import is_newer
 
@@ -26,7 +27,8 @@ class Attempt:
     """A pod with all its claims allocated, handed to kube-scheduler.
 
     Attributes:
-        namespace: of the pod.
+        pod: which one.
+        claims: that it uses.
         node: where its claims are allocated.
         before: the last report when the claims were allocated: it says nothing about this attempt.
         sign: the last report and nominated node that were seen.
@@ -41,7 +43,8 @@ class Attempt:
         failed: evidence was found; allocations that are left are used by other pods, or being deallocated.
     """
 
-    namespace: str
+    pod: PodID
+    claims: tuple[ObjectKey, ...]
     node: str
     before: Report | None
     sign: tuple[Report | None, str]
@@ -52,6 +55,11 @@ class Attempt:
     nominated: str = ""
     probe: bool = False
     failed: bool = False
+
+    @property
+    def namespace(self) -> str:
+        """Of the pod."""
+        return self.pod.key.namespace
 
 
 @dataclass(frozen=True, slots=True)

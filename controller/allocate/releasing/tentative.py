@@ -26,7 +26,6 @@ from controller.allocate.attempts import (
 )
 from controller.allocate.deallocation import Deallocator
 from controller.allocate.decide import (
-    CLAIM_INDEX,
     EVERYWHERE,
     Gang,
     GroupFinder,
@@ -109,7 +108,7 @@ class TentativeAllocations:
             metrics: to report to.
             clock: for time-outs.
             groups: finds the other members of a pod's group.
-            pods: with the indices ``CLAIM_INDEX`` and ``NODE_INDEX``.
+            pods: with the index ``NODE_INDEX``.
         """
         self._seconds = seconds
         self._attempts = attempts
@@ -332,9 +331,5 @@ class TentativeAllocations:
             self._is_ours(claim)
             and not claim.status.reserved_for
             and not claim.metadata.deletion_timestamp
-            and not any(
-                self._attempts.is_live(other.metadata.uid)
-                for other in self._pods.by_index(CLAIM_INDEX, claim.key)
-                if other.metadata.uid not in pods
-            )
+            and all(other.uid in pods for other in self._attempts.live_users(claim.key))
         )
