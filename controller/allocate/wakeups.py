@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import structlog
@@ -15,6 +15,7 @@ from controller.allocate.decide import (
     CLAIM_INDEX,
     GROUP_INDEX,
     NODE_INDEX,
+    GroupKey,
     GroupsOf,
     NodeTurnedDown,
     PodExpected,
@@ -30,12 +31,14 @@ from controller.allocate.decide import (
     rank_of,
     repels_less,
     same_but_reason,
+    same_for_decisions,
     same_for_pods,
 )
 from controller.allocate.pending import PendingPods
 from controller.allocate.signal import Signal
 from controller.allocate.state.assume_cache import AssumeCache
 from controller.allocate.state.pool_owners import CurrentOwners
+from controller.allocate.walks import Walks
 from controller.config import Timings
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.meta import ObjectKey, Uid
@@ -43,7 +46,8 @@ from dra_driver.api.resource import ResourceClaim
 from dra_driver.kube import Handler, Informer, WorkQueue
 from dra_driver.ownership import PoolAllocator
 from dra_driver.ports import Clock
-from dra_driver.resourceclaim import foreign_gates, is_gated, uses_claims
+from dra_driver.resourceclaim import claims_named, foreign_gates, is_gated, uses_claims
+from dra_driver.structured import LARGEST_GROUP
 
 __all__ = ["Wakeups"]
 
@@ -145,6 +149,10 @@ class Wakeups:
         self.lost: set[ObjectKey] = set()
         self.lacking_volumes: set[ObjectKey] = set()
         self.unused_later: set[ObjectKey] = set()
+        self._users: Walks[ObjectKey] = Walks(self._users_of, self.queue.add)
+        self._failed: Walks[ObjectKey] = Walks(attempts.failed_users, self.tentative.add)
+        self._without: Walks[ObjectKey] = Walks(self._users_of, self._look_first)
+        self._members: Walks[GroupKey] = Walks(self._members_of, self.queue.add)
         deallocator.deallocated.listen(self._deallocated)
         pods.add_handler(Handler(self._pod_added, self._pod_updated, self._pod_deleted))
         claims.add_handler(Handler(self._claim_seen, self._claim_updated, self._claim_deleted))
@@ -162,6 +170,9 @@ class Wakeups:
         self.slow.close()
         self.unused.close()
         self.tentative.close()
+        for walks in (self._users, self._failed, self._without):
+            walks.close()
+        self._members.close()
         for timer in (self._timer, self._groups_timer):
             if timer is not None:
                 timer.cancel()
@@ -272,7 +283,9 @@ class Wakeups:
         if pod.spec.node_name or foreign_gates(pod):
             return
         for group in self.groups_of(pod):
-            members = (m for m in self._informer.by_index(GROUP_INDEX, group) if m.key != pod.key)
+            if self._informer.number_by_index(GROUP_INDEX, group) > LARGEST_GROUP:
+                continue  # it is none, for whatever its members ask
+            members = (m for m in self._informer.each(GROUP_INDEX, group) if m.key != pod.key)
             first = next((m.key for m in members if self._waits_for_devices(m)), None)
             if first is not None:
                 self.queue.add(first)
@@ -283,15 +296,16 @@ class Wakeups:
 
     def lacks_devices(self, pod: Pod) -> bool:
         """Return whether a claim of the pod is not allocated, nor being written."""
-        claims = map(self._assume_cache.get, claims_of(pod))
+        claims = map(self._assume_cache.get, claims_named(pod))
         return not is_finished(pod) and any(
             c is not None and c.status.allocation is None and not self._assume_cache.is_assumed(c)
             for c in claims
         )
 
-    def _look_first(self, pod: Pod) -> None:
+    def _look_first(self, key: ObjectKey) -> None:
         """Look first at a pod that kube-scheduler bound, if it has no devices: its kubelet waits for them."""
-        if pod.metadata.uid in self.seen_bound and self.lacks_devices(pod):
+        pod = self._informer.get(key)
+        if pod is not None and pod.metadata.uid in self.seen_bound and self.lacks_devices(pod):
             self.without_devices.add(pod.metadata.uid)
             self.queue.add_first(pod.key)
 
@@ -304,7 +318,7 @@ class Wakeups:
         self._pod_added(pod)
         if pod.spec.node_name and not old.spec.node_name and uses_claims(pod):
             self.seen_bound.add(pod.metadata.uid)
-            self._look_first(pod)
+            self._look_first(pod.key)
         if old.status.nominated_node_name and not pod.status.nominated_node_name:
             self.look_again()  # pods that share its claims may go elsewhere now
         repels_or_attracts = repels_less(old, pod) or (self.pending.for_others and attracts(old, pod))
@@ -348,12 +362,12 @@ class Wakeups:
         self._groups_timer = None
         groups, self._groups = self._groups, set()
         for group in groups:
-            for member in self._informer.by_index(GROUP_INDEX, group):
-                self.queue.add(member.key)
+            self._members.begin(group)
 
     def _check_claims(self, pod: Pod) -> None:
-        for key in claims_of(pod):
-            self.check_use(key)
+        for key in claims_named(pod):
+            if self._assume_cache.get(key) is not None:
+                self.check_use(key)
 
     def check_use(self, claim: ObjectKey) -> None:
         """Look in a while whether any pod uses a claim."""
@@ -362,26 +376,30 @@ class Wakeups:
     def look_beside(self, claims: Iterable[ObjectKey]) -> None:
         """Look at pods that could not be placed: another is not being placed with these claims any more."""
         for key in claims:
-            for other in self._informer.by_index(CLAIM_INDEX, key):
-                attempt = self._attempts.get(other.metadata.uid)
-                if attempt is not None and attempt.failed:
-                    self.tentative.add(other.key)
+            self._failed.begin(key)
 
     # --- claims and nodes -----------------------------------------------------------------------------------
 
     def _claim_seen(self, claim: ResourceClaim) -> None:
         if claim.status.allocation is not None and not claim.status.reserved_for:
             self.check_use(claim.key)
-        for pod in self._informer.by_index(CLAIM_INDEX, claim.key):
-            self.queue.add(pod.key)
+        self._users.begin(claim.key)
+
+    def _users_of(self, claim: ObjectKey, last: ObjectKey | None, most: int) -> Sequence[ObjectKey]:
+        return self._informer.keys_after(CLAIM_INDEX, claim, last, most)
+
+    def _members_of(self, group: GroupKey, last: ObjectKey | None, most: int) -> Sequence[ObjectKey]:
+        return self._informer.keys_after(GROUP_INDEX, group, last, most)
 
     def _claim_updated(self, old: ResourceClaim, claim: ResourceClaim) -> None:
+        if same_for_decisions(old, claim):
+            return
         gone = old.status.allocation is not None and claim.status.allocation is None
         if gone and not self._deallocator.take_note(old.metadata.uid):
             self._turned_down(old, self._end_attempts(claim, ours=False))
         self._claim_seen(claim)
-        for pod in self._informer.by_index(CLAIM_INDEX, claim.key) if gone else ():
-            self._look_first(pod)
+        if gone:
+            self._without.begin(claim.key)
 
     def _deallocated(self, claim: ResourceClaim) -> None:
         self._end_attempts(claim, ours=True)
@@ -393,7 +411,8 @@ class Wakeups:
         self._expect_nowhere(users)
         by_scheduler = not ours and len(users) == 1
         attempts = [self._attempts.end(pod, now, by_scheduler=by_scheduler) for pod in users]
-        self.look_beside(sorted({key for pod in users for key in claims_of(pod)} - {claim.key}))
+        ended = (a for a in attempts if a is not None)
+        self.look_beside(sorted({key for attempt in ended for key in attempt.claims} - {claim.key}))
         self.next_turns()
         return [p for p, a in zip(users, attempts, strict=True) if a is None or not a.failed]
 
@@ -438,7 +457,7 @@ class Wakeups:
         """Return whether kube-scheduler may be about to evict pods of lower priority from a pod's node."""
         if pod.status.nominated_node_name != node or pod.spec.preemption_policy == "Never":
             return False
-        others = self._informer.by_index(NODE_INDEX, node)
+        others = self._informer.each(NODE_INDEX, node)
         return any(other.spec.priority < pod.spec.priority for other in others)
 
     def _node_updated(self, old: Node, node: Node) -> None:

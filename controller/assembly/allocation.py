@@ -88,7 +88,7 @@ class Allocation:
         groups = GroupFinder(
             informers.pods.by_index,
             informers.pods.number_by_index,
-            lambda key: informers.claims.by_index(GROUP_INDEX, key),
+            lambda key: informers.claims.each(GROUP_INDEX, key),
             assume_cache.get,
             informers.pod_groups.find,
             config.group_labels,

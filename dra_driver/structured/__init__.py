@@ -14,6 +14,7 @@ from dra_driver.structured.allocator import allocate
 from dra_driver.structured.cluster import AllocationTracker, Cluster, prepare
 from dra_driver.structured.explain.folding import Folded, FoldedReason, fold, seen_values
 from dra_driver.structured.groups import (
+    GROUP_KEYS,
     LARGEST_GROUP,
     GroupAllocated,
     GroupFinding,
@@ -74,6 +75,7 @@ from dra_driver.structured.search.upstream import scheduler_takes
 __all__ = [
     "DEFAULT",
     "DEFAULT_POLICY",
+    "GROUP_KEYS",
     "LARGEST_GROUP",
     "Allocated",
     "AllocatedState",

@@ -16,6 +16,7 @@ from controller.allocate.decide import (
     Change,
     ClaimAssumed,
     ClaimGone,
+    ClaimRenewed,
     ClaimSeen,
     DecisionOverran,
     DevicesSetAside,
@@ -142,6 +143,14 @@ class Journal:
         if self._send is not None:
             self._send(self.version, change)
 
+    def renew(self, claim: ResourceClaim) -> None:
+        """Take in a version of a claim that says nothing new to decisions (``same_for_decisions``).
+
+        It is kept whole here, and only its number is passed on: nothing that an answer rests on has changed.
+        """
+        self._claims[claim.key] = claim
+        self.apply(ClaimRenewed(claim.key, claim.metadata.uid, claim.metadata.resource_version))
+
     def _note(self, change: Change) -> None:
         match change:
             case ObjectSeen(item):
@@ -150,6 +159,8 @@ class Journal:
                 self._gone(kind, key)
             case ClaimSeen(claim):
                 self._claim_seen(claim)
+            case ClaimRenewed():
+                pass  # ``renew`` has it
             case ClaimGone(key, uid):
                 self._claim_gone(key, uid)
             case ClaimAssumed(key, uid, allocation):

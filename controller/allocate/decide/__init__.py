@@ -21,6 +21,7 @@ from controller.allocate.decide.messages import (
     Change,
     ClaimAssumed,
     ClaimGone,
+    ClaimRenewed,
     ClaimSeen,
     Decision,
     DecisionOverran,
@@ -80,6 +81,7 @@ from controller.allocate.decide.state.objects import (
     nodes_of,
     pod_group_key,
     same_but_reason,
+    same_for_decisions,
 )
 from controller.allocate.decide.state.pod_groups import MISSING, PodGroupView
 from controller.allocate.decide.state.pool_owners import Owner, PoolOwners
@@ -95,6 +97,7 @@ __all__ = [
     "Change",
     "ClaimAssumed",
     "ClaimGone",
+    "ClaimRenewed",
     "ClaimSeen",
     "ClaimView",
     "Decision",
@@ -161,6 +164,7 @@ __all__ = [
     "report_of",
     "same_but_reason",
     "same_devices",
+    "same_for_decisions",
     "same_for_pods",
     "signature_of",
     "suitable_nodes",

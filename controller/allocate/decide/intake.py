@@ -13,6 +13,7 @@ from controller.allocate.decide.messages import (
     Change,
     ClaimAssumed,
     ClaimGone,
+    ClaimRenewed,
     ClaimSeen,
     DecisionOverran,
     DevicesSetAside,
@@ -122,6 +123,8 @@ class Intake:
                 self._object_gone(kind, key)
             case ClaimSeen(claim):
                 self._improved(self._claims.put(claim))
+            case ClaimRenewed(key, uid, version):
+                self._claims.renew(key, uid, version)
             case ClaimGone(key, uid):
                 self._improved(self._claims.remove(key, uid))
             case ClaimAssumed(key, uid, allocation):

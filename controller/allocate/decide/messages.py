@@ -31,6 +31,7 @@ __all__ = [
     "Change",
     "ClaimAssumed",
     "ClaimGone",
+    "ClaimRenewed",
     "ClaimSeen",
     "Decision",
     "DecisionOverran",
@@ -140,6 +141,21 @@ class ClaimSeen:
     """The newest version of a claim that is known, answers to our own writes included."""
 
     claim: ResourceClaim
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRenewed:
+    """A claim has another version that says nothing new to decisions; a write must name it.
+
+    Attributes:
+        key: of the claim.
+        uid: of the claim.
+        version: its resourceVersion from now on.
+    """
+
+    key: ObjectKey
+    uid: Uid
+    version: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +274,7 @@ Change = (
     ObjectSeen
     | ObjectGone
     | ClaimSeen
+    | ClaimRenewed
     | ClaimGone
     | ClaimAssumed
     | PoolChanged

@@ -7,7 +7,14 @@ write, until the informer shows either the allocation or something newer.
 from __future__ import annotations
 
 from controller.allocate.answers.journal import Journal
-from controller.allocate.decide import Change, ClaimAssumed, ClaimGone, ClaimSeen, ClaimView
+from controller.allocate.decide import (
+    Change,
+    ClaimAssumed,
+    ClaimGone,
+    ClaimSeen,
+    ClaimView,
+    same_for_decisions,
+)
 from controller.allocate.signal import Signal
 from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.api.resource import AllocationResult, ResourceClaim
@@ -118,6 +125,11 @@ class AssumeCache:
         self._report(ClaimGone(claim.key, claim.metadata.uid), freed=freed)
 
     def _put(self, claim: ResourceClaim) -> None:
+        known = self.get(claim.key)
+        if known is not None and same_for_decisions(known, claim):
+            self._view.put(claim)
+            self._journal.renew(claim)
+            return
         freed = self._view.put(claim)
         self._report(ClaimSeen(claim), freed=freed)
 

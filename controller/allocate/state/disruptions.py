@@ -13,7 +13,7 @@ def is_cleared_by_scheduler(pods: Informer[Pod], node: str) -> bool:
     """Return whether kube-scheduler evicts pods from a nominated node (KEP-3329, DisruptionTarget)."""
     return bool(node) and any(
         condition.get("type") == "DisruptionTarget" and condition.get("reason") == "PreemptionByScheduler"
-        for victim in pods.by_index(NODE_INDEX, node)
+        for victim in pods.each(NODE_INDEX, node)
         for condition in victim.status.conditions
         if not is_finished(victim)
     )

@@ -15,6 +15,7 @@ from controller.allocate.decide import (
     Change,
     ClaimAssumed,
     ClaimGone,
+    ClaimRenewed,
     ClaimSeen,
     DecisionOverran,
     DevicesSetAside,
@@ -98,6 +99,7 @@ _CHANGES: Final[tuple[type[Any], ...]] = (
     DevicesSetAside,
     VolumesKnown,
     PodGroupsUnknown,
+    ClaimRenewed,
 )
 
 

@@ -18,6 +18,7 @@ from dra_driver.structured.groups.members import GroupAllocated, GroupMember, Gr
 from dra_driver.structured.groups.native import pod_group_terms
 from dra_driver.structured.groups.solver import allocate_group
 from dra_driver.structured.groups.terms import (
+    GROUP_KEYS,
     LARGEST_GROUP,
     GroupFinding,
     GroupTerms,
@@ -27,6 +28,7 @@ from dra_driver.structured.groups.terms import (
 )
 
 __all__ = [
+    "GROUP_KEYS",
     "LARGEST_GROUP",
     "GroupAllocated",
     "GroupFinding",

@@ -25,6 +25,7 @@ from typing import Final
 from dra_driver.api.names import GROUP_BY_ANNOTATION, GROUP_LABEL, GROUP_MIN_LABEL, GROUP_SIZE_LABEL
 
 __all__ = [
+    "LABELS_BEHIND",
     "GroupLabels",
     "group_by_problem",
     "group_name",
@@ -56,6 +57,8 @@ _BEHIND: Final = {
     GroupLabels.KUEUE: {GROUP_SIZE_LABEL: _KUEUE_COUNT},
     GroupLabels.COSCHEDULING: {GROUP_MIN_LABEL: _COSCHEDULING_LEAST},
 }
+LABELS_BEHIND: Final = tuple(other for of in _BEHIND.values() for other in of.values())
+"""Labels and annotations of others that stand for labels of ours."""
 
 _JOB_SET: Final = ("jobset.sigs.k8s.io/jobset-uid", "jobset.sigs.k8s.io/jobset-name")
 _RESTART: Final = "jobset.sigs.k8s.io/restart-attempt"

@@ -23,14 +23,23 @@ from typing import Final, NamedTuple
 from dra_driver.api.names import (
     GROUP_BY_ANNOTATION,
     GROUP_DOMAIN_ANNOTATION,
+    GROUP_LABEL,
     GROUP_MIN_LABEL,
     GROUP_SIZE_LABEL,
     GROUP_SOME_RUN_ANNOTATION,
 )
-from dra_driver.structured.groups.labels import group_by_problem, labels_behind
+from dra_driver.structured.groups.labels import LABELS_BEHIND, group_by_problem, labels_behind
 from dra_driver.structured.groups.members import Level
 
-__all__ = ["LARGEST_GROUP", "GroupFinding", "GroupTerms", "group_findings", "group_terms", "levels_of"]
+__all__ = [
+    "GROUP_KEYS",
+    "LARGEST_GROUP",
+    "GroupFinding",
+    "GroupTerms",
+    "group_findings",
+    "group_terms",
+    "levels_of",
+]
 
 LARGEST_GROUP: Final = 1024
 """Members that a group can have."""
@@ -44,6 +53,8 @@ _LONGEST_NUMBER: Final = 63
 _Meta = Mapping[str, str]
 _LABELS: Final = (GROUP_SIZE_LABEL, GROUP_MIN_LABEL)
 _ANNOTATIONS: Final = (GROUP_DOMAIN_ANNOTATION, GROUP_SOME_RUN_ANNOTATION)
+GROUP_KEYS: Final = frozenset((GROUP_LABEL, *_LABELS, *_ANNOTATIONS, *LABELS_BEHIND))
+"""Labels and annotations of claims that say something of a group."""
 
 
 @dataclass(frozen=True, slots=True)

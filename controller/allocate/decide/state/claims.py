@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Final
 
+import msgspec
+
 from controller.allocate.decide.state.objects import GROUP_INDEX, Objects, group_of_claim
 from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.api.resource import AllocationResult, ResourceClaim
@@ -51,9 +53,9 @@ class ClaimView:
         """Return the newest version of a claim."""
         return self._claims.get(key)
 
-    def of_group(self, group: tuple[str, str]) -> list[ResourceClaim]:
-        """Return the claims that carry the label of a group, given by namespace and name."""
-        return self._claims.by_index(GROUP_INDEX, group)
+    def of_group(self, group: tuple[str, str]) -> Iterator[ResourceClaim]:
+        """Yield the claims that carry the label of a group, given by namespace and name."""
+        return self._claims.each(GROUP_INDEX, group)
 
     def is_assumed(self, claim: ResourceClaim) -> bool:
         """Return whether an allocation of the claim is being written."""
@@ -112,6 +114,13 @@ class ClaimView:
         """Take in a version of a claim."""
         self._claims.put(claim)
         return self._update(claim.key, claim.metadata.uid)
+
+    def renew(self, key: ObjectKey, uid: Uid, version: str) -> None:
+        """Note another resourceVersion of a claim of which decisions read nothing new."""
+        known = self._claims.get(key)
+        if known is not None and known.metadata.uid == uid:
+            metadata = msgspec.structs.replace(known.metadata, resource_version=version)
+            self._claims.put(msgspec.structs.replace(known, metadata=metadata))
 
     def remove(self, key: ObjectKey, uid: Uid) -> bool:
         """Forget a claim; what is assumed of it stays."""

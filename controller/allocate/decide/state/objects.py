@@ -9,11 +9,17 @@ import msgspec
 
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey, WireObject
-from dra_driver.api.names import ALLOCATED_CONDITION, GROUP_LABEL, SET_ASIDE_CONDITION
+from dra_driver.api.names import (
+    ALLOCATED_CONDITION,
+    EXTENDED_RESOURCE_ANNOTATION,
+    GROUP_LABEL,
+    SET_ASIDE_CONDITION,
+    TOPOLOGY_ANNOTATION,
+)
 from dra_driver.api.resource import ResourceClaim
 from dra_driver.indices import Indices
 from dra_driver.resourceclaim import claims_named
-from dra_driver.structured import group_name
+from dra_driver.structured import GROUP_KEYS, group_name
 
 __all__ = [
     "CLAIM_INDEX",
@@ -32,6 +38,7 @@ __all__ = [
     "pod_group_key",
     "pod_group_of",
     "same_but_reason",
+    "same_for_decisions",
 ]
 
 T = TypeVar("T", bound=WireObject)
@@ -47,6 +54,7 @@ GROUP_INDEX: Final = "group"
 NODE_INDEX: Final = "node"
 _POD_GROUP: Final = "PodGroup/"
 _OWN: Final = (ALLOCATED_CONDITION, SET_ASIDE_CONDITION)
+_READ_OF_CLAIM: Final = (*GROUP_KEYS, TOPOLOGY_ANNOTATION, EXTENDED_RESOURCE_ANNOTATION)
 
 
 def is_finished(pod: Pod) -> bool:
@@ -106,8 +114,8 @@ def called(name: str, namespace: str = "") -> str:
 
 
 def nodes_of(pod: Pod) -> Iterable[str]:
-    """Yield the node that a pod is bound to, if it is: the function of ``NODE_INDEX``."""
-    if pod.spec.node_name:
+    """Yield the node that a pod runs on, if it is bound and has not ended: the function of ``NODE_INDEX``."""
+    if pod.spec.node_name and not is_finished(pod):
         yield pod.spec.node_name
 
 
@@ -124,6 +132,28 @@ def same_but_reason(old: Pod, pod: Pod) -> bool:
     )
 
 
+def same_for_decisions(old: ResourceClaim, claim: ResourceClaim) -> bool:
+    """Return whether nothing has changed of a claim that decisions read, but for its resourceVersion.
+
+    Its author may change other labels and annotations as fast as the API server takes it, and thousands of
+    pods may use it.
+    """
+    if old.spec != claim.spec or old.status != claim.status:
+        return False
+    before, now = old.metadata, claim.metadata
+    read = all(
+        (x or {}).get(key) == (y or {}).get(key)
+        for x, y in ((before.labels, now.labels), (before.annotations, now.annotations))
+        for key in _READ_OF_CLAIM
+    )
+    same = {
+        "resource_version": now.resource_version,
+        "labels": now.labels,
+        "annotations": now.annotations,
+    }
+    return read and msgspec.structs.replace(before, **same) == now
+
+
 def _other_conditions(pod: Pod) -> list[Mapping[str, str | int | None]]:
     return [c for c in pod.status.conditions if c.get("type") not in _OWN]
 
@@ -138,6 +168,11 @@ class Objects(Generic[T]):
     def __init__(self, indices: Mapping[str, Callable[[T], Iterable[Hashable]]] | None = None) -> None:
         self._objects: dict[ObjectKey, T] = {}
         self._indices: Indices[ObjectKey, T] = Indices(indices or {})
+        self._followers: list[Callable[[T | None, T | None], None]] = []
+
+    def follow(self, changed: Callable[[T | None, T | None], None]) -> None:
+        """Call a function with the version before and the one from now on whenever an object changes."""
+        self._followers.append(changed)
 
     def __len__(self) -> int:
         return len(self._objects)
@@ -171,6 +206,8 @@ class Objects(Generic[T]):
         old = self._objects.get(key)
         self._indices.change(key, old, item)
         self._objects[key] = item
+        for changed in self._followers:
+            changed(old, item)
         return old
 
     def remove(self, key: ObjectKey) -> T | None:
@@ -178,6 +215,8 @@ class Objects(Generic[T]):
         old = self._objects.pop(key, None)
         if old is not None:
             self._indices.change(key, old, None)
+            for changed in self._followers:
+                changed(old, None)
         return old
 
 
