@@ -29,7 +29,7 @@ from dra_driver.api.resource import RESOURCE_CLAIMS, AllocationResult, ResourceC
 from dra_driver.errors import ApiError
 from dra_driver.kube import EventRecorder, Handler, Informer
 from dra_driver.ports import Clock
-from dra_driver.resourceclaim import is_gated
+from dra_driver.resourceclaim import is_gated, is_generated
 
 __all__ = ["AllocationReports"]
 
@@ -198,7 +198,11 @@ class AllocationReports:
             self._refused.add(pod.metadata.uid)
         grouped = answer.group is not None
         changed = self._waits_for_devices(pod, reason, refusal, grouped=grouped)
-        if changed and not any(claim.metadata.name in refusal.message for claim in refusal.claims):
+        # What names claims of this pod is not true of another one, unless they share them.
+        named = any(claim.metadata.name in refusal.message for claim in refusal.claims)
+        others = not (named and any(map(is_generated, pod.spec.resource_claims)))
+        # The first one is looked at whenever something changes. Others come one by one, and know what it knows.
+        if changed and others and self._pending.is_first(pod.key):
             await self._refused_alike(pod.key, reason, refusal, grouped=grouped)
 
     def _waits_for_devices(self, pod: Pod, reason: str, refusal: Refuse, *, grouped: bool) -> bool:
@@ -235,7 +239,7 @@ class AllocationReports:
 
     def given_back(self, claim: ResourceClaim, message: str) -> None:
         """Report to pods that kube-scheduler has seen that they lose a claim: their group is not whole."""
-        for pod in self._pods.by_index(CLAIM_INDEX, claim.key):
+        for pod in self._pods.each(CLAIM_INDEX, claim.key):
             if not (is_gated(pod) or is_finished(pod)):
                 self._recorder.event(PODS, pod, "Normal", "Deallocated", message)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 
-__all__ = ["calls"]
+__all__ = ["calls", "calls_elsewhere"]
 
 
 def calls(run: Callable[[], object]) -> int:
@@ -23,3 +24,20 @@ def calls(run: Callable[[], object]) -> int:
     finally:
         sys.setprofile(None)
     return found
+
+
+@contextlib.contextmanager
+def calls_elsewhere(folder: str) -> Iterator[Callable[[], int]]:
+    """Count the functions in Python that are called within the block, but for those of files in a folder."""
+    found = 0
+
+    def count(frame: FrameType, event: str, arg: object) -> None:
+        nonlocal found
+        if event == "call" and folder not in frame.f_code.co_filename:
+            found += 1
+
+    sys.setprofile(count)
+    try:
+        yield lambda: found
+    finally:
+        sys.setprofile(None)

@@ -34,6 +34,7 @@ from controller.allocate.decide.nodes.reports import suitable_nodes
 from controller.allocate.decide.pods.earlier_users import EarlierUsers
 from controller.allocate.decide.pods.lending import LoanTerms
 from controller.allocate.decide.pods.questions import NoFit
+from controller.allocate.decide.pods.sharing import SharingPods
 from controller.allocate.decide.pods.solving import PodDecider
 from controller.allocate.decide.refusals import Refusals
 from controller.allocate.decide.set_aside import NOTE, SetAsideDevices
@@ -86,9 +87,13 @@ class Decisions:
         )
         self._heavy = HeavyQuestions(work)
         set_aside = SetAsideDevices()
-        self._decider = PodDecider(settings, self._cluster, self._claims, self._pods, self._placements)
+        sharing = SharingPods(self._pods)
+        self._decider = PodDecider(
+            settings, self._cluster, self._claims, self._pods, sharing, self._placements
+        )
         self._earlier = EarlierUsers(
             self._pods,
+            sharing,
             self._claims,
             self._placements,
             self._avoided,
@@ -98,6 +103,7 @@ class Decisions:
         self._gangs = Gangs(
             settings,
             self._pods,
+            sharing,
             self._claims,
             self._decider,
             usage,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Final
 
 from controller.allocate.decide.groups.group_members import Gang, GroupProblem, signature_of_group
 from controller.allocate.decide.messages import NotYet, Refuse
@@ -14,10 +15,13 @@ from controller.allocate.decide.state.objects import CLAIM_INDEX, Objects, claim
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey
 from dra_driver.api.resource import ResourceClaim
-from dra_driver.resourceclaim import foreign_gates, is_generated
+from dra_driver.resourceclaim import claims_named, foreign_gates, is_generated
 from dra_driver.structured import IndexUnfinished
 
 __all__ = ["Refusals"]
+
+# Of the users of a claim that are looked at: there may be thousands.
+_MOST_CLAIMS: Final = 4096
 
 
 class Refusals:
@@ -36,8 +40,7 @@ class Refusals:
 
     def of(self, pod: Pod, decision: NoFit, avoid: Collection[str]) -> Refuse:
         """Return the refusal of a pod that does not fit; ``avoid``: nodes that were left out."""
-        entries = pod.spec.resource_claims
-        alone = len(decision.claims) == len(entries) and all(is_generated(e) for e in entries)
+        own, shared = _asked(pod, decision.claims)
         return Refuse(
             decision.message,
             decision.claims,
@@ -46,10 +49,11 @@ class Refusals:
             decision.elsewhere,
             signature_of(
                 pod,
-                decision.claims if alone else (),
+                own,
                 avoid,
                 self._decider.beside(pod),
                 self._decider.volume_needs(pod),
+                shared,
             ),
             decision.new_node and not decision.gave_up,
         )
@@ -69,10 +73,9 @@ class Refusals:
         ours = tuple(c for c in waiting if not self._decider.is_theirs(c))
         if group is not None:
             return NotYet(str(unfinished), ours, signature_of_group(group.key))
-        entries = pod.spec.resource_claims
-        alone = len(ours) == len(entries) and all(is_generated(e) for e in entries)
         beside, volumes = self._decider.beside(pod), self._decider.volume_needs(pod)
-        signature = signature_of(pod, ours if alone else (), avoid, beside, volumes)
+        own, shared = _asked(pod, ours)
+        signature = signature_of(pod, own, avoid, beside, volumes, shared)
         return NotYet(str(unfinished), ours, signature)
 
     def of_problem(self, pod: Pod, problem: GroupProblem, undo: tuple[ResourceClaim, ...]) -> Refuse:
@@ -109,12 +112,19 @@ class Refusals:
         return tuple(c for c in claims if c is not None and c.status.allocation is None)
 
     def _serves_another(self, claim: ResourceClaim, pod: Pod) -> bool:
-        """Return whether another pod that has everything it needs is about to run with the claim."""
-        for other in self._pods.by_index(CLAIM_INDEX, claim.key):
+        """Return whether another pod that has everything it needs is about to run with the claim.
+
+        Of those that are left out none can run that kube-scheduler has not reserved the claim for by then.
+        """
+        left = _MOST_CLAIMS
+        for other in self._pods.each(CLAIM_INDEX, claim.key):
+            left -= 1 + len(other.spec.resource_claims)
+            if left < 0:
+                break
             gone = is_finished(other) or bool(other.metadata.deletion_timestamp)
             if gone or foreign_gates(other) or other.metadata.uid == pod.metadata.uid:
                 continue
-            needed = [self._claims.get(key) for key in claims_of(other)]
+            needed = (self._claims.get(key) for key in claims_named(other))
             # The claims of a pod are written one after the other.
             if all(
                 c is not None and (c.status.allocation is not None or self._claims.is_assumed(c))
@@ -122,3 +132,21 @@ class Refusals:
             ):
                 return True
         return False
+
+
+_Claims = tuple[ResourceClaim, ...]
+
+
+def _asked(pod: Pod, claims: _Claims) -> tuple[_Claims, _Claims]:
+    """Return the claims of a pod that wait, as its own or as those that others may share.
+
+    Both are empty where it has other claims as well, or claims of both kinds: then its answer may be another
+    one than that of any other pod. Of pods that share all their claims, one that kube-scheduler looks at later
+    fits nowhere where an earlier one does not.
+    """
+    entries = pod.spec.resource_claims
+    if len(claims) != len(entries):
+        return (), ()
+    if all(map(is_generated, entries)):
+        return claims, ()
+    return (), claims if not any(map(is_generated, entries)) else ()

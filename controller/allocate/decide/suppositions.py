@@ -100,7 +100,7 @@ class Suppositions:
             claim
             for key in {key for p in pods for key in claims_of(p)}
             if (claim := self._claims.get(key)) is not None
-            and all(p.key in gone or is_finished(p) for p in self._pods.by_index(CLAIM_INDEX, key))
+            and all(p.key in gone or is_finished(p) for p in self._pods.each(CLAIM_INDEX, key))
         ]
         ahead = self.ahead_of(pod, group)
         taken = over(self._claims.without({c.metadata.uid for c in claims}), ahead)
@@ -122,7 +122,7 @@ class Suppositions:
 
         def fits(since: str) -> tuple[PodPlacement, ...] | None:
             gone = [(key, uid) for at, key, uid in holders if at >= since]
-            users = [p for key, _ in gone for p in self._pods.by_index(CLAIM_INDEX, key)]
+            users = [p for key, _ in gone for p in self._pods.each(CLAIM_INDEX, key)]
             away = [(PodID(p.key, p.metadata.uid), None) for p in users]
             taken = over(self._claims.without({uid for _, uid in gone}), ahead)
             return self._would_get(pod, group, taken, away, budget, now)

@@ -120,7 +120,7 @@ class Judge:
         uids = {pod.metadata.uid for pod in victims}
         of_groups = (m for group in groups for m in self._members(group) if self._holds(m))
         claims = {c.key for pod in victims for c in self._claims(pod) if _takes(c)}
-        of_claims = (user for key in claims for user in self._pods.by_index(CLAIM_INDEX, key))
+        of_claims = (user for key in claims for user in self._pods.each(CLAIM_INDEX, key))
         return all(
             pod.metadata.uid in uids or not pod.spec.node_name or ends(pod)
             for pod in itertools.chain(of_groups, of_claims)

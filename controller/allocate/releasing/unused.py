@@ -72,7 +72,7 @@ class UnusedAllocations:
             # The API server has it, but its answer was lost: the writer does not know yet.
             self._wakeups.check_use(key)
             return
-        users = self._pods.by_index(CLAIM_INDEX, key)
+        users = self._pods.each(CLAIM_INDEX, key)
         if any(self._may_use(pod) for pod in users):
             return
         allocation = claim.status.allocation

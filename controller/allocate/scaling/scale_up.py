@@ -267,7 +267,7 @@ class ScaleUp:
             claim = self._assume_cache.get(key)
             if claim is None or claim.status.allocation is not None:
                 continue
-            users = self._pods.by_index(CLAIM_INDEX, key)
+            users = self._pods.each(CLAIM_INDEX, key)
             if any(u.metadata.uid != pod.metadata.uid and not is_finished(u) for u in users):
                 return True
         return False

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from controller.allocate.decide.groups.group_bounds import Crowd, crowds, state_of
 from controller.allocate.decide.groups.group_members import (
@@ -55,10 +55,10 @@ from controller.allocate.decide.nodes.node_usage import NodeUsage
 from controller.allocate.decide.nodes.signatures import signature_of
 from controller.allocate.decide.pods.earlier_users import EarlierUsers
 from controller.allocate.decide.pods.questions import NoFit
+from controller.allocate.decide.pods.sharing import SharingPods
 from controller.allocate.decide.pods.solving import PodDecider
 from controller.allocate.decide.state.claims import ClaimView
 from controller.allocate.decide.state.objects import (
-    CLAIM_INDEX,
     GroupKey,
     Objects,
     claims_of,
@@ -106,6 +106,7 @@ class Gangs:
     Args:
         settings: how long a part of a group may hold devices.
         pods: with the indices ``CLAIM_INDEX`` and ``GROUP_INDEX``.
+        sharing: the pods that share claims.
         claims: what is taken.
         decider: for single pods.
         usage: while a group is tried, its members count where they would go.
@@ -118,6 +119,7 @@ class Gangs:
         self,
         settings: Settings,
         pods: Objects[Pod],
+        sharing: SharingPods,
         claims: ClaimView,
         decider: PodDecider,
         usage: NodeUsage,
@@ -127,6 +129,7 @@ class Gangs:
     ) -> None:
         self._timeout = settings.group_seconds
         self._pods = pods
+        self._sharing = sharing
         self._claims = claims
         self._decider = decider
         self._avoided = avoided
@@ -450,8 +453,7 @@ class Gangs:
 
     def _is_with_others(self, claim: ResourceClaim, mine: Collection[str]) -> bool:
         """Return whether kube-scheduler may be placing a pod that is no member with a claim."""
-        users = self._pods.by_index(CLAIM_INDEX, claim.key)
-        return any(not (p.metadata.uid in mine or is_gated(p) or is_finished(p)) for p in users)
+        return any(p.metadata.uid not in mine for p in self._sharing.ungated(claim.key))
 
     def held_since(self, key: GroupKey) -> float | None:
         """Return since when a part of a group has been holding devices; None where none does."""
@@ -467,11 +469,12 @@ class Gangs:
     def forget(self, keys: Collection[GroupKey], pod: Pod) -> None:
         """Forget a pod, and what was decided for those of its groups that have no members any more."""
         self._wrong.forget(pod)
+        known: tuple[dict[GroupKey, Any], ...] = (self._partial_since, self._refused, self._gathered)
         for key in keys:
-            if not self._finder.members(key):
-                self._partial_since.pop(key, None)
-                self._refused.pop(key, None)
-                self._gathered.pop(key, None)
+            # Of groups that are none, with thousands of members, nothing is known.
+            if any(key in of for of in known) and not self._finder.members(key):
+                for of in known:
+                    of.pop(key, None)
 
 
 def _text(asking: Asking, answer: NoFit, undo: Sequence[ResourceClaim]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from controller.allocate.decide.state.objects import (
     CLAIM_INDEX,
@@ -34,6 +35,9 @@ from dra_driver.structured import (
 )
 
 __all__ = ["Gang", "GroupFinder", "GroupProblem", "Standing", "signature_of_group"]
+
+# Claims that name a group, and users of each: members have several, and each of theirs may name it.
+_MOST_USES: Final = 8 * LARGEST_GROUP
 
 FindClaim = Callable[[ObjectKey], ResourceClaim | None]
 FindPodGroup = Callable[[ObjectKey], PodGroup | str]
@@ -102,7 +106,7 @@ class GroupFinder:
         self,
         pods: Callable[[str, Hashable], Sequence[Pod]],
         number: Callable[[str, Hashable], int],
-        claims: Callable[[GroupKey], Sequence[ResourceClaim]],
+        claims: Callable[[GroupKey], Iterable[ResourceClaim]],
         claim: FindClaim,
         pod_group: FindPodGroup,
         others: Collection[str],
@@ -125,7 +129,7 @@ class GroupFinder:
         if native is not None or not names:
             return native
         key = (pod.metadata.namespace, names[0])
-        if self._number(GROUP_INDEX, key) > LARGEST_GROUP:
+        if self._is_too_large(key):
             return GroupProblem(key, f"{called(key[1])} has more than {LARGEST_GROUP} pods")
         if len(names) > 1:
             return GroupProblem(key, f"the pod and its claims name several groups: {', '.join(names)}")
@@ -154,7 +158,7 @@ class GroupFinder:
             return GroupProblem(key, f"{called(key[1])} {group or 'is not known'}", passing=True)
         if group.spec.scheduling_policy.gang is None:
             return None
-        if self._number(GROUP_INDEX, key) > LARGEST_GROUP:
+        if self._is_too_large(key):
             return GroupProblem(key, f"{called(key[1])} has more than {LARGEST_GROUP} pods")
         members = self.members(key)
         terms = pod_group_terms(group, len(members), (m.annotations or {} for m in self._metas(members)))
@@ -174,7 +178,7 @@ class GroupFinder:
             return native.members if isinstance(native, Gang) else ()
         names = self._names(pod)
         key = (pod.metadata.namespace, names[0] if names else "")
-        if len(names) != 1 or self._number(GROUP_INDEX, key) > LARGEST_GROUP:
+        if len(names) != 1 or self._is_too_large(key):
             return ()
         return self.members(key)
 
@@ -207,6 +211,18 @@ class GroupFinder:
         """Return the pods of a group that count, in the order of their names."""
         there = self._there(key)
         return there if pod_group_of(key) is not None else _after_restarts(there)
+
+    def _is_too_large(self, key: GroupKey) -> bool:
+        """Return whether more pods belong to a group than any can have, found out in few steps."""
+        if self._number(GROUP_INDEX, key) > LARGEST_GROUP:
+            return True
+        left = _MOST_USES
+        for claim in self._claims(key):
+            users = self._number(CLAIM_INDEX, claim.key)
+            left -= 1 + users
+            if users > LARGEST_GROUP or left < 0:
+                return True
+        return False
 
     def _there(self, key: GroupKey) -> tuple[Pod, ...]:
         """Return the pods of a group that have not failed and are not being deleted.

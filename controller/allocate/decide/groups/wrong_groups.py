@@ -6,6 +6,7 @@ group may, since its labels may be put right, or its PodGroup may come back.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -63,6 +64,7 @@ class WrongGroups:
 
     def _is_for_wrong_pods(self, claim: ResourceClaim, pod: Pod) -> bool:
         """Return whether no pod in order uses a claim: that one gets its turn with it."""
-        users = (p for p in self._pods.by_index(CLAIM_INDEX, claim.key) if not is_finished(p))
-        others = [p for p in users if p.metadata.uid != pod.metadata.uid]
-        return len(others) <= _MOST_USERS and all(isinstance(self._group_of(p), GroupProblem) for p in others)
+        users = (p for p in self._pods.each(CLAIM_INDEX, claim.key) if not is_finished(p))
+        others = (p for p in users if p.metadata.uid != pod.metadata.uid)
+        found = list(itertools.islice(others, _MOST_USERS + 1))
+        return len(found) <= _MOST_USERS and all(isinstance(self._group_of(p), GroupProblem) for p in found)

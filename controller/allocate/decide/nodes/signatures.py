@@ -21,22 +21,26 @@ def signature_of(
     avoided: Collection[str],
     beside: bytes = b"",
     volumes: VolumeNeeds = NO_NEEDS,
+    shared: Sequence[ResourceClaim] = (),
 ) -> bytes:
     """Return what decides whether a pod fits: equal signatures get equal answers in one state of the cluster.
 
     Args:
         pod: that waits.
         claims: that it needs allocated, of its own; none where its claims are shared or partly allocated:
-            then the pod is a signature of its own.
+            then the pod is a signature of its own, or of those that share them.
         avoided: nodes that are left out for this pod.
         beside: what decides where it may go beside other pods.
         volumes: what its volumes ask of a node, as far as that is looked at.
+        shared: claims that it needs allocated and other pods may use, where these are all of its claims: pods
+            with the same ones, of which there may be thousands, get them together.
     """
-    if not claims or avoided or pod.spec.node_name:
+    if not (claims or shared) or avoided or pod.spec.node_name:
         return str(pod.key).encode()
     spec = pod.spec
     conditions = codec.encode([spec.node_selector, spec.affinity, spec.tolerations, needs_of(pod), volumes])
-    return digest(requests_of(claims) + conditions + beside)
+    asked = requests_of(claims) if claims else digest(codec.encode([c.metadata.uid for c in shared]))
+    return digest(asked + conditions + beside)
 
 
 def requests_of(claims: Iterable[ResourceClaim]) -> bytes:

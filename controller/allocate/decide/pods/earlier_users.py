@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from controller.allocate.decide.nodes.placement import Placements
 from controller.allocate.decide.nodes.reports import failed_before_nodes, has_no_node
-from controller.allocate.decide.order import rank_of
+from controller.allocate.decide.pods.sharing import SharingPods
 from controller.allocate.decide.state.claims import ClaimView, node_of
 from controller.allocate.decide.state.objects import (
     CLAIM_INDEX,
@@ -22,15 +22,17 @@ from controller.allocate.decide.state.objects import (
     Objects,
     claims_of,
     group_of_claim,
-    is_finished,
 )
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey, Uid
+from dra_driver.resourceclaim import claims_named
 
 __all__ = ["EarlierUser", "EarlierUsers", "kept_others_back"]
 
-# That are looked at: anybody can make thousands of pods that share a claim.
+# That count, and claims of pods that are looked at for that: anybody can make thousands of pods that share a
+# claim. What is left out can harm pods of the same namespace only.
 _MOST_USERS: Final = 32
+_MOST_CLAIMS: Final = 4096
 
 
 class EarlierUser(NamedTuple):
@@ -70,6 +72,7 @@ class EarlierUsers:
 
     Args:
         pods: with the index ``CLAIM_INDEX``.
+        sharing: those that share claims.
         claims: what is allocated.
         placements: where pods can go.
         avoided: nodes that are left out for a pod at a time.
@@ -80,6 +83,7 @@ class EarlierUsers:
     def __init__(
         self,
         pods: Objects[Pod],
+        sharing: SharingPods,
         claims: ClaimView,
         placements: Placements,
         avoided: Callable[[Pod, float], Collection[str]],
@@ -87,6 +91,7 @@ class EarlierUsers:
         is_gang: Callable[[GroupKey], bool],
     ) -> None:
         self._pods = pods
+        self._sharing = sharing
         self._is_gang = is_gang
         self._claims = claims
         self._placements = placements
@@ -109,17 +114,18 @@ class EarlierUsers:
         return tuple(found.values())
 
     def _seen_before(self, pod: Pod, shared: Iterable[ObjectKey]) -> Iterator[tuple[ObjectKey, Pod]]:
+        left = _MOST_CLAIMS
         for key in self._pending(shared):
-            for user in self._pods.by_index(CLAIM_INDEX, key):
-                if self._is_seen_before(user, pod):
+            for user in self._sharing.looked_at_before(key, pod):
+                left -= len(user.spec.resource_claims)
+                if left < 0:
+                    return
+                if self._keeps_back(user, pod):
                     yield key, user
 
-    def _is_seen_before(self, user: Pod, pod: Pod) -> bool:
-        seen = not (user.spec.node_name or user.spec.scheduling_gates or user.metadata.deletion_timestamp)
-        if not seen or is_finished(user) or rank_of(user) >= rank_of(pod):
-            return False
+    def _keeps_back(self, user: Pod, pod: Pod) -> bool:
         # Where a claim is missing it fails before it looks at nodes.
-        if _deallocates_nothing(user) or any(self._claims.get(key) is None for key in claims_of(user)):
+        if _deallocates_nothing(user) or any(self._claims.get(key) is None for key in claims_named(user)):
             return False
         return self.groups_of(user).isdisjoint(self.groups_of(pod))
 

@@ -248,7 +248,7 @@ class Lending:
             other.metadata.uid != pod.metadata.uid and not is_finished(other)
             for claim in claims
             if claim.status.allocation is None
-            for other in self._pods.by_index(CLAIM_INDEX, claim.key)
+            for other in self._pods.each(CLAIM_INDEX, claim.key)
         )
 
     def _free(self, nodes: Set[str], resources: Set[str]) -> Set[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -11,7 +11,6 @@ from controller.allocate.decide.messages import Lend, Proceed, Wait, Write
 from controller.allocate.decide.nodes.placement import Placement
 from controller.allocate.decide.pods.earlier_users import EarlierUser
 from controller.allocate.decide.state.claims import ClaimView
-from controller.allocate.decide.state.objects import CLAIM_INDEX, Objects, is_finished
 from controller.allocate.decide.state.ownership import ClaimOwnership, OwnedClaim
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import Uid
@@ -26,7 +25,6 @@ __all__ = [
     "Trial",
     "claims_for",
     "first_problem",
-    "nominations",
     "why_behind",
     "why_nominated",
 ]
@@ -116,27 +114,6 @@ def claims_for(pod: Pod, known: ClaimView, trial: Trial | None = None) -> list[R
             return Wait(f"claim {used.key} is being deleted")
         claims[claim.metadata.uid] = tried.get(claim.metadata.uid, claim)
     return list(claims.values())
-
-
-def nominations(pods: Objects[Pod], pending: Iterable[ResourceClaim]) -> dict[str, str]:
-    """Return the nodes that pods which use these claims are nominated for, each with one of the pods.
-
-    kube-scheduler may be binding such a pod to that node, although the claims are not allocated any more.
-    It reserves a claim as it finds it (PreBind, after a conflict), so if the claim were allocated on
-    another node by then, the pod would be bound to a node without its devices.
-
-    Args:
-        pods: with the index ``CLAIM_INDEX``.
-        pending: claims that are not allocated.
-    """
-    return {
-        user.status.nominated_node_name: user.metadata.name
-        for claim in pending
-        for user in pods.by_index(CLAIM_INDEX, claim.key)
-        if user.status.nominated_node_name
-        and not (user.spec.node_name or user.spec.scheduling_gates or user.metadata.deletion_timestamp)
-        and not is_finished(user)
-    }
 
 
 def why_nominated(nominated: Mapping[str, str]) -> str:

@@ -21,10 +21,10 @@ from controller.allocate.decide.pods.questions import (
     Trial,
     claims_for,
     first_problem,
-    nominations,
     why_behind,
     why_nominated,
 )
+from controller.allocate.decide.pods.sharing import SharingPods
 from controller.allocate.decide.state.claims import ClaimView, node_of
 from controller.allocate.decide.state.cluster_state import ClusterState
 from controller.allocate.decide.state.objects import Objects, claims_of
@@ -71,6 +71,7 @@ class PodDecider:
         cluster: slices, classes and nodes.
         claims: what is taken.
         pods: with the index ``CLAIM_INDEX``.
+        sharing: the pods that share claims.
         placements: where pods can go.
     """
 
@@ -80,12 +81,13 @@ class PodDecider:
         cluster: ClusterState,
         claims: ClaimView,
         pods: Objects[Pod],
+        sharing: SharingPods,
         placements: Placements,
     ) -> None:
         self._pools = UsablePools(settings.policy)
         self._cluster = cluster
         self._claims = claims
-        self._pods = pods
+        self._sharing = sharing
         self._placements = placements
         self._lending = Lending(cluster, claims, placements, pods) if settings.lends else None
         # What is taken for the question at hand, where it is not what the claims hold.
@@ -351,7 +353,7 @@ class PodDecider:
         if any(map(self._claims.is_assumed, claims)):
             return Wait("a claim of the pod is being allocated for another pod", poll=1.0)
         placement = self._placements.candidates(pod, avoid)
-        nominated = {} if pod.spec.node_name else nominations(self._pods, pending)
+        nominated = {} if pod.spec.node_name else self._sharing.nominated(c.key for c in pending)
         if nominated:
             only = nominated.keys() if len(nominated) == 1 else frozenset[str]()
             placement = replace(placement, nodes=placement.nodes & only, evicting=placement.evicting & only)
