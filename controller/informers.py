@@ -22,7 +22,7 @@ from controller.allocate.decide import (
 from controller.allocate.releasing.doubles import HELD_INDEX, pools_held
 from controller.allocate.state.pod_groups import PodGroupInformer, served_pod_groups
 from controller.allocate.state.served import informer_if_served
-from controller.allocate.state.storage import PODS_OF_CLAIM, StorageInformers
+from controller.allocate.state.storage import PODS_OF_CLAIM, StorageInformers, claims_to_be_mounted
 from controller.allocate.state.taint_rules import served_rules, until_rules_are_known
 from controller.publish.publisher import POOL_INDEX, pool_of
 from dra_driver.api.core import NAMESPACES, NODES, PODS, Namespace, Node, Pod
@@ -43,7 +43,6 @@ from dra_driver.api.resource import (
 )
 from dra_driver.errors import DraError, NotFound
 from dra_driver.kube import Informer
-from dra_driver.nodefit.volumes import claim_keys
 from dra_driver.ports import KubeClient
 
 __all__ = ["Informers"]
@@ -98,7 +97,7 @@ class Informers:
                     CLAIM_INDEX: claims_of,
                     GROUP_INDEX: groups_by(group_labels),
                     NODE_INDEX: nodes_of,
-                    PODS_OF_CLAIM: claim_keys,
+                    PODS_OF_CLAIM: claims_to_be_mounted,
                 },
             ),
             storage=StorageInformers(client),

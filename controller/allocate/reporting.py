@@ -201,7 +201,7 @@ class AllocationReports:
         # What names claims of this pod is not true of another one, unless they share them.
         named = any(claim.metadata.name in refusal.message for claim in refusal.claims)
         others = not (named and any(map(is_generated, pod.spec.resource_claims)))
-        # The first one is looked at whenever something changes. Others come one by one, and know what it knows.
+        # The first one is looked at whenever something changes; others that come know nothing more.
         if changed and others and self._pending.is_first(pod.key):
             await self._refused_alike(pod.key, reason, refusal, grouped=grouped)
 

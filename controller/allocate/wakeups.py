@@ -15,7 +15,6 @@ from controller.allocate.decide import (
     CLAIM_INDEX,
     GROUP_INDEX,
     NODE_INDEX,
-    GroupKey,
     GroupsOf,
     NodeTurnedDown,
     PodExpected,
@@ -106,7 +105,7 @@ class Wakeups:
             attempts: the pods that are with kube-scheduler.
             deallocator: knows which deallocations are ours.
             taken_back: sent with each pod that loses its allocations.
-            pods: with the indices ``CLAIM_INDEX``, ``GROUP_INDEX`` and ``NODE_INDEX``.
+            pods: with indices, of which each key is a namespace and a name, and ``NODE_INDEX``.
             claims: all namespaces.
             nodes: all.
             others: objects of which every change may help.
@@ -149,10 +148,10 @@ class Wakeups:
         self.lost: set[ObjectKey] = set()
         self.lacking_volumes: set[ObjectKey] = set()
         self.unused_later: set[ObjectKey] = set()
-        self._users: Walks[ObjectKey] = Walks(self._users_of, self.queue.add)
+        # By namespace, index and name.
+        self._users: Walks[tuple[str, str, str]] = Walks(self._users_in, self.queue.add)
         self._failed: Walks[ObjectKey] = Walks(attempts.failed_users, self.tentative.add)
         self._without: Walks[ObjectKey] = Walks(self._users_of, self._look_first)
-        self._members: Walks[GroupKey] = Walks(self._members_of, self.queue.add)
         deallocator.deallocated.listen(self._deallocated)
         pods.add_handler(Handler(self._pod_added, self._pod_updated, self._pod_deleted))
         claims.add_handler(Handler(self._claim_seen, self._claim_updated, self._claim_deleted))
@@ -170,9 +169,9 @@ class Wakeups:
         self.slow.close()
         self.unused.close()
         self.tentative.close()
-        for walks in (self._users, self._failed, self._without):
-            walks.close()
-        self._members.close()
+        self._users.close()
+        self._failed.close()
+        self._without.close()
         for timer in (self._timer, self._groups_timer):
             if timer is not None:
                 timer.cancel()
@@ -362,7 +361,7 @@ class Wakeups:
         self._groups_timer = None
         groups, self._groups = self._groups, set()
         for group in groups:
-            self._members.begin(group)
+            self.look_at_users(GROUP_INDEX, group)
 
     def _check_claims(self, pod: Pod) -> None:
         for key in claims_named(pod):
@@ -383,13 +382,18 @@ class Wakeups:
     def _claim_seen(self, claim: ResourceClaim) -> None:
         if claim.status.allocation is not None and not claim.status.reserved_for:
             self.check_use(claim.key)
-        self._users.begin(claim.key)
+        self.look_at_users(CLAIM_INDEX, claim.key)
+
+    def look_at_users(self, index: str, key: tuple[str, str]) -> None:
+        """Look at the pods with a namespace and name in an index, some at a time: there may be thousands."""
+        self._users.begin((key[0], index, key[1]))
+
+    def _users_in(self, used: tuple[str, str, str], last: ObjectKey | None, most: int) -> Sequence[ObjectKey]:
+        namespace, index, name = used
+        return self._informer.keys_after(index, (namespace, name), last, most)
 
     def _users_of(self, claim: ObjectKey, last: ObjectKey | None, most: int) -> Sequence[ObjectKey]:
         return self._informer.keys_after(CLAIM_INDEX, claim, last, most)
-
-    def _members_of(self, group: GroupKey, last: ObjectKey | None, most: int) -> Sequence[ObjectKey]:
-        return self._informer.keys_after(GROUP_INDEX, group, last, most)
 
     def _claim_updated(self, old: ResourceClaim, claim: ResourceClaim) -> None:
         if same_for_decisions(old, claim):

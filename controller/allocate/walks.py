@@ -11,7 +11,7 @@ from dra_driver.api.meta import ObjectKey
 
 __all__ = ["PAUSE_SECONDS", "STEP", "Walks"]
 
-K = TypeVar("K", bound=tuple[str, str])
+K = TypeVar("K", bound=tuple[str, ...])
 
 STEP: Final = 64
 """Users that are gone through at once; most claims have less."""

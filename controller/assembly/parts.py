@@ -79,13 +79,16 @@ def wakeups_of(
     )
     StorageChanges(
         informers.storage,
-        informers.pods,
         look=wakeups.queue.add,
+        look_at_users=wakeups.look_at_users,
         wake=wakeups.wake,
         lacking=lambda: wakeups.lacking_volumes,
     )
     PodGroupChanges(
-        informers.pod_groups, informers.pods.by_index, informers.pods.items, look=wakeups.queue.add
+        informers.pod_groups,
+        informers.pods.items,
+        look=wakeups.queue.add,
+        look_at_users=wakeups.look_at_users,
     )
     state.freed.listen(wakeups.wake)
     state.pool_changed.listen(lambda _: wakeups.wake())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
 
@@ -14,11 +14,13 @@ from dra_driver.api.resource import (
     ResourceClaimTemplate,
 )
 from dra_driver.kube import EventRecorder, Handler, Informer
-from dra_driver.resourceclaim import capacity_advice, dropped_from
+from dra_driver.resourceclaim import LAST_APPLIED, capacity_advice, dropped_from
 
 __all__ = ["DroppedCapacity"]
 
 log = structlog.get_logger(__name__)
+
+_T = TypeVar("_T", ResourceClaim, ResourceClaimTemplate)
 
 _DROPPED: Final = "CapacityDropped"
 
@@ -43,14 +45,14 @@ class DroppedCapacity:
         claims.add_handler(
             Handler(
                 added=self._claim,
-                updated=lambda _, new: self._claim(new),
+                updated=lambda old, new: None if _says_the_same(old, new) else self._claim(new),
                 deleted=lambda old: self._gone("claim", old.key),
             )
         )
         templates.add_handler(
             Handler(
                 added=self._template,
-                updated=lambda _, new: self._template(new),
+                updated=lambda old, new: None if _says_the_same(old, new) else self._template(new),
                 deleted=lambda old: self._gone("template", old.key),
             )
         )
@@ -84,3 +86,12 @@ class DroppedCapacity:
 
     def _gone(self, kind: str, key: ObjectKey) -> None:
         self._found.discard((kind, key))
+
+
+def _says_the_same(old: _T, new: _T) -> bool:
+    """Return whether ``dropped_from`` has the same answer; reading what was applied costs more than this."""
+
+    def said(item: _T) -> tuple[object, ...]:
+        return item.metadata.uid, (item.metadata.annotations or {}).get(LAST_APPLIED), item.spec
+
+    return said(old) == said(new)

@@ -37,8 +37,13 @@ class TermsSource:
         self._budgets = budgets
         self._kept = kept
         self.changes = 0
-        budgets.add_handler(Handler(self._count, self._count, self._count))
-        kept.add_handler(Handler(self._count, self._count, self._count))
+        budgets.add_handler(Handler(self._count, self._updated, self._count))
+        # That a namespace is among them is all that counts of it.
+        kept.add_handler(Handler(added=self._count, deleted=self._count))
+
+    def _updated(self, old: PodDisruptionBudget, new: PodDisruptionBudget) -> None:
+        if (old.spec, old.status) != (new.spec, new.status):
+            self._count()
 
     def _count(self, *_: object) -> None:
         self.changes += 1

@@ -7,11 +7,11 @@ have devices at the same time is not known then.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 
-from controller.allocate.decide import GROUP_INDEX, MISSING, pod_group_key
+from controller.allocate.decide import GROUP_INDEX, MISSING, GroupKey, pod_group_key
 from controller.allocate.signal import Signal
 from controller.allocate.state.served import newest_served
 from dra_driver.api.core import Pod
@@ -94,21 +94,21 @@ class PodGroupChanges:
 
     Args:
         groups: to be followed from now on.
-        pods: gives the pods with a value in an index; ``GROUP_INDEX`` is asked for.
         every: gives all pods.
         look: has one pod looked at.
+        look_at_users: has the pods looked at that have a value in an index; ``GROUP_INDEX`` is asked for.
     """
 
     def __init__(
         self,
         groups: PodGroupInformer,
-        pods: Callable[[str, Hashable], Sequence[Pod]],
         every: Callable[[], Sequence[Pod]],
         look: Callable[[ObjectKey], None],
+        look_at_users: Callable[[str, GroupKey], None],
     ) -> None:
-        self._pods = pods
         self._every = every
         self._look = look
+        self._look_at_users = look_at_users
         for informer in groups.all():
             informer.add_handler(Handler(self._changed, self._updated, self._changed))
         groups.changed.listen(lambda _: self._all())
@@ -119,8 +119,7 @@ class PodGroupChanges:
             self._changed(new)
 
     def _changed(self, group: PodGroup) -> None:
-        for pod in self._pods(GROUP_INDEX, pod_group_key(group.key)):
-            self._look(pod.key)
+        self._look_at_users(GROUP_INDEX, pod_group_key(group.key))
 
     def _all(self) -> None:
         for pod in self._every():

@@ -15,7 +15,8 @@ import msgspec
 import structlog
 
 from controller.allocate.signal import Signal
-from dra_driver.api.meta import WireObject
+from dra_driver.api.core import Pod
+from dra_driver.api.meta import ObjectKey, WireObject
 from dra_driver.api.storage import (
     CSI_NODES,
     PERSISTENT_VOLUME_CLAIMS,
@@ -25,9 +26,16 @@ from dra_driver.api.storage import (
     PersistentVolumeClaim,
 )
 from dra_driver.kube import Informer
+from dra_driver.nodefit.volumes import claim_keys
 from dra_driver.ports import KubeClient
 
-__all__ = ["CLAIMS_OF_VOLUME", "PODS_OF_CLAIM", "StorageInformers", "same_but_version"]
+__all__ = [
+    "CLAIMS_OF_VOLUME",
+    "PODS_OF_CLAIM",
+    "StorageInformers",
+    "claims_to_be_mounted",
+    "same_but_version",
+]
 
 log = structlog.get_logger(__name__)
 
@@ -79,6 +87,11 @@ class StorageInformers:
         if known != self.known:
             self.known = known
             self.changed.send(known)
+
+
+def claims_to_be_mounted(pod: Pod) -> Iterable[ObjectKey]:
+    """Return the volume claims of a pod without a node: the function of ``PODS_OF_CLAIM``."""
+    return () if pod.spec.node_name else claim_keys(pod)
 
 
 def same_but_version(old: WireObject, new: WireObject) -> bool:

@@ -11,10 +11,9 @@ from controller.allocate.state.storage import (
     StorageInformers,
     same_but_version,
 )
-from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey, WireObject
 from dra_driver.api.storage import CSINode, PersistentVolume, PersistentVolumeClaim
-from dra_driver.kube import Handler, Informer
+from dra_driver.kube import Handler
 
 __all__ = ["StorageChanges"]
 
@@ -26,8 +25,8 @@ class StorageChanges:
 
     Args:
         storage: to be followed from now on.
-        pods: all, with the index ``PODS_OF_CLAIM``.
         look: has one pod looked at.
+        look_at_users: has the pods looked at that have a value in an index; ``PODS_OF_CLAIM`` is asked for.
         wake: has the pods looked at soon that could not be served.
         lacking: gives the pods that can be placed nowhere because of their volumes.
     """
@@ -35,15 +34,15 @@ class StorageChanges:
     def __init__(
         self,
         storage: StorageInformers,
-        pods: Informer[Pod],
         *,
         look: Callable[[ObjectKey], None],
+        look_at_users: Callable[[str, ObjectKey], None],
         wake: Callable[[], None],
         lacking: Callable[[], Iterable[ObjectKey]],
     ) -> None:
         self._storage = storage
-        self._pods = pods
         self._look = look
+        self._look_at_users = look_at_users
         self._wake = wake
         self._lacking = lacking
         storage.claims.add_handler(
@@ -69,12 +68,10 @@ class StorageChanges:
         self._users_of(claim.key)
 
     def _users_of(self, claim: ObjectKey) -> None:
-        for pod in self._pods.by_index(PODS_OF_CLAIM, claim):
-            if not pod.spec.node_name:
-                self._look(pod.key)
+        self._look_at_users(PODS_OF_CLAIM, claim)
 
     def _volume_changed(self, volume: PersistentVolume) -> None:
-        for claim in self._storage.claims.by_index(CLAIMS_OF_VOLUME, volume.metadata.name):
+        for claim in self._storage.claims.each(CLAIMS_OF_VOLUME, volume.metadata.name):
             self._users_of(claim.key)
         reference = volume.spec.claim_ref
         if reference is None:

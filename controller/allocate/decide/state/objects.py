@@ -120,12 +120,10 @@ def nodes_of(pod: Pod) -> Iterable[str]:
 
 
 def same_but_reason(old: Pod, pod: Pod) -> bool:
-    """Return whether nothing has changed but our own conditions, which say why a pod waits."""
+    """Return whether nothing has changed that is kept but our own conditions, which say why a pod waits."""
     replace = msgspec.structs.replace
-    others = _other_conditions(pod)
     return (
-        old.status.conditions != pod.status.conditions
-        and _other_conditions(old) == others
+        _other_conditions(old) == _other_conditions(pod)
         and old.spec == pod.spec
         and old.status == replace(pod.status, conditions=old.status.conditions)
         and old.metadata == replace(pod.metadata, resource_version=old.metadata.resource_version)
