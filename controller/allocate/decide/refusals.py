@@ -140,13 +140,11 @@ _Claims = tuple[ResourceClaim, ...]
 def _asked(pod: Pod, claims: _Claims) -> tuple[_Claims, _Claims]:
     """Return the claims of a pod that wait, as its own or as those that others may share.
 
-    Both are empty where it has other claims as well, or claims of both kinds: then its answer may be another
-    one than that of any other pod. Of pods that share all their claims, those that kube-scheduler looks at
-    later fit nowhere where an earlier one does not.
+    Both are empty where it has other claims as well: then its answer may be another one than that of any
+    other pod. Of pods that share all their claims, those that kube-scheduler looks at later fit nowhere where
+    an earlier one does not.
     """
     entries = pod.spec.resource_claims
     if len(claims) != len(entries):
         return (), ()
-    if all(map(is_generated, entries)):
-        return claims, ()
-    return (), claims if not any(map(is_generated, entries)) else ()
+    return (claims, ()) if all(map(is_generated, entries)) else ((), claims)

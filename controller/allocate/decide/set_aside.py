@@ -86,6 +86,10 @@ class SetAsideDevices:
         if change.rank is not None:
             self._now[change.preemptor] = SetAsideFor(change)
 
+    def __bool__(self) -> bool:
+        """Return whether anything is set aside."""
+        return bool(self._now)
+
     def before(self, rank: Rank, pod: Uid) -> list[SetAsideFor]:
         """Return what is set aside for other pods that come before this one."""
         return [one for one in self._now.values() if one.is_before(rank, pod)]

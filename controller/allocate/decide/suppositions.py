@@ -69,8 +69,8 @@ class Suppositions:
             group: of the pod.
             awaited: see ``PodQuestion``.
         """
-        if awaited:
-            return []
+        if awaited or not self._set_aside:
+            return []  # else each member would go through all of its group for its rank
         return self._set_aside.before(_rank(pod, group), pod.metadata.uid)
 
     @contextlib.contextmanager

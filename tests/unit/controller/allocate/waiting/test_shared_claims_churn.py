@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import builders
 import pytest
 import virtual_time
 from controller_harness import NS, Harness, claim, cluster_of, controlling, node, pod, pool, request
 from fake_client import FakeClient
 from work_counter import calls_elsewhere
 
+from controller.allocate.walks import STEP
 from dra_driver.api.core import PODS
 from dra_driver.api.resource import RESOURCE_CLAIMS
 
@@ -133,3 +135,69 @@ def test_more_devices_cost_one_decision_for_all_users_of_a_claim(put: Put) -> No
     few, many = cost(put, more_devices, FEW), cost(put, more_devices, MANY)
     # All are told why they wait, as that has changed.
     assert many - few < 60 * (MANY - FEW), (few, many)
+
+
+# --- pods that name thousands of claims -----------------------------------------------------------------
+
+
+def names_many(cluster: FakeClient, number: int) -> None:
+    """Put a pod that names claims that do not exist."""
+    pod(cluster, "p0003", *(f"none-{i}" for i in range(number)))
+
+
+def names_many_generated(cluster: FakeClient, number: int) -> None:
+    """Put a pod whose claims are generated, by what the controller-manager wrote."""
+    body = builders.pod("p0003", gated=True)
+    body["spec"]["resourceClaims"] = [
+        {"name": f"c{i}", "resourceClaimTemplateName": "t"} for i in range(number)
+    ]
+    made = [{"name": f"c{i}", "resourceClaimName": f"made-{i}"} for i in range(number)]
+    cluster.put(PODS, {**body, "status": {"resourceClaimStatuses": made}})
+
+
+@pytest.mark.parametrize("put", [names_many, names_many_generated])
+@pytest.mark.parametrize("act", [label_of_a_user, end_of_a_user])
+def test_a_change_of_a_pod_costs_a_few_steps_for_each_claim_that_it_names(put: Put, act: Act) -> None:
+    few, many = cost(put, act, 50), cost(put, act, 500)
+    # In the controller and in what decides together.
+    assert many - few < 45 * 450, (few, many)
+
+
+# --- changes that matter --------------------------------------------------------------------------------
+
+
+def test_every_user_of_a_claim_that_comes_is_looked_at_and_served_however_many_there_are() -> None:
+    cluster = cluster_of(n1=(40, 40))
+    number = 3 * STEP
+    for i in range(number):
+        pod(cluster, f"p{i:04}", "shared")
+
+    async def scenario() -> None:
+        async with controlling(cluster) as h:
+            await asyncio.sleep(5)
+            claim(cluster, "shared", request())
+            await asyncio.sleep(30)
+            assert h.devices("shared")
+            assert not [i for i in range(number) if h.gates(f"p{i:04}")]
+
+    virtual_time.run(scenario())
+
+
+def test_the_next_pod_is_served_where_the_first_of_those_that_share_all_claims_goes() -> None:
+    cluster = cluster_of(n1=(40,))
+    claim(cluster, "shared", request(memory="80Gi"))
+    for name in "abc":
+        pod(cluster, name, "shared")
+
+    async def scenario() -> None:
+        async with controlling(cluster) as h:
+            await asyncio.sleep(5)
+            assert {h.reason(name).reason for name in "abc"} == {"FailedAllocation"}
+            cluster.remove(PODS, "a", NS)
+            node(cluster, "n2")
+            pool(cluster, "n2", 80)
+            await asyncio.sleep(30)
+            assert [pool for pool, _ in h.devices("shared")] == ["n2"]
+            assert not h.gates("b") + h.gates("c")
+
+    virtual_time.run(scenario())
