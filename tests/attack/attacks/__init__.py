@@ -7,6 +7,7 @@ from attacks import (  # noqa: I001 - processes come last: what they end has to 
     gangs,
     names,
     storms,
+    churn,
     nodes,
     connections,
     processes,
@@ -14,6 +15,7 @@ from attacks import (  # noqa: I001 - processes come last: what they end has to 
 )
 
 __all__ = [
+    "churn",
     "claims",
     "connections",
     "gangs",
