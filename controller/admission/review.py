@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from dra_driver.api import names
+from dra_driver.api import codec, names
 from dra_driver.api.own.checking import Kinds, check_parameters
 from dra_driver.api.own.parameters import KernelDriver, Parameters
 from dra_driver.api.server.admission import (
@@ -166,8 +166,8 @@ def read_review(body: bytes) -> AdmissionRequest:
         DecodeError: it is none, or none that we understand.
     """
     try:
-        review = _envelopes.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
+        review = codec.from_json(_envelopes, body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
         raise DecodeError(f"not an AdmissionReview: {e}") from e
     if (review.api_version, review.kind) != (API_VERSION, "AdmissionReview"):
         raise DecodeError(
@@ -251,8 +251,8 @@ def _group(request: AdmissionRequest) -> list[AdmissionCause]:
     if path is None or request.operation != "CREATE":
         return []
     try:
-        outer = _outers.decode(request.object)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        outer = codec.from_json(_outers, request.object)
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return []
     found: _Outer | _Inner | None = outer
     if path == "spec.metadata":
@@ -275,8 +275,8 @@ def _dropped(request: AdmissionRequest) -> list[str]:
     if not claims or request.operation != "CREATE":
         return []
     try:
-        shown = _requests.decode(request.object)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        shown = codec.from_json(_requests, request.object)
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return []
     dropped = dropped_capacity(shown.applied, shown.names())
     return [capacity_advice(dropped)[:_WARNING_CHARACTERS]] if dropped else []
@@ -307,18 +307,18 @@ def _entries(kind: GroupVersionKind, raw: msgspec.Raw) -> list[tuple[str, _Opaqu
     try:
         match kind.kind:
             case "ResourceClaim":
-                path, claim = "spec.devices.config", _claims.decode(raw)
+                path, claim = "spec.devices.config", codec.from_json(_claims, raw)
                 entries = _config(claim.spec if claim is not None else None)
             case "ResourceClaimTemplate":
-                path, template = "spec.spec.devices.config", _templates.decode(raw)
+                path, template = "spec.spec.devices.config", codec.from_json(_templates, raw)
                 inner = template.spec if template is not None else None
                 entries = _config(inner.spec if inner is not None else None)
             case "DeviceClass":
-                path, class_ = "spec.config", _classes.decode(raw)
+                path, class_ = "spec.config", codec.from_json(_classes, raw)
                 entries = class_.spec.config if class_ is not None and class_.spec is not None else None
             case _:
                 return None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     if entries is None:
         return []
@@ -342,8 +342,8 @@ def gate(request: AdmissionRequest, *, lends: bool = False) -> Judgement:
     if (request.kind.group, request.kind.kind) != ("", "Pod") or request.operation != "CREATE":
         return allowed
     try:
-        pod = _pods.decode(request.object)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pod = codec.from_json(_pods, request.object)
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return Judgement(allowed.response, "unreadable")
     spec = pod.spec if pod is not None else None
     # A pod with a node never meets kube-scheduler, and the API server refuses gates on it.

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar, Union
 import msgspec
 
 from dra_driver.api.meta import Resource, WireObject
+from dra_driver.api.nulls import without_nulls
 from dra_driver.api.quantity import Quantity
 from dra_driver.errors import DecodeError, InvalidQuantity
 
@@ -80,7 +81,7 @@ def build(*kinds: type) -> None:
 
 
 def from_json(decoder: msgspec.json.Decoder[_T], data: bytes | str | msgspec.Raw) -> _T:
-    """Decode JSON however deeply it is nested.
+    """Decode JSON however deeply it is nested; null says the same as leaving the value out.
 
     Users nest opaque parameters as they like, and in Python 3.11 the interpreter's limit counts the calls on
     the stack as well: what is decoded in one place would fail in another, a list of all objects because of
@@ -90,16 +91,26 @@ def from_json(decoder: msgspec.json.Decoder[_T], data: bytes | str | msgspec.Raw
         msgspec.DecodeError: not JSON, a field has the wrong type, or there are more than 10,000 levels.
     """
     try:
-        return decoder.decode(data)
+        return _decoded(decoder, data)
     except RecursionError:
         limit = sys.getrecursionlimit()
         try:
             sys.setrecursionlimit(limit + _DEEPEST)
-            return decoder.decode(data)
+            return _decoded(decoder, data)
         except RecursionError as e:
             raise msgspec.DecodeError("it is nested too deeply") from e
         finally:
             sys.setrecursionlimit(limit)
+
+
+def _decoded(decoder: msgspec.json.Decoder[_T], data: bytes | str | msgspec.Raw) -> _T:
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError:
+        text = data.encode() if isinstance(data, str) else bytes(data)
+        if b"null" not in text:
+            raise
+    return decoder.decode(without_nulls(decoder.type, text))
 
 
 def decode(kind: type[_T], data: bytes | str | msgspec.Raw) -> _T:

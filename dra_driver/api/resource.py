@@ -257,7 +257,8 @@ class AllocatedDeviceStatus(Wire, frozen=True, kw_only=True):
     device: str
     share_id: str | None = msgspec.field(default=None, name="shareID")
     conditions: tuple[Condition, ...] | None = None  # the server writes null where there are none
-    data: msgspec.Raw | None = None
+    # Not ``msgspec.Raw | None``, into which msgspec decodes null alone.
+    data: msgspec.Raw = msgspec.Raw(b"null")
     network_data: NetworkDeviceData | None = None
 
 

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from dra_driver.api import codec
 from dra_driver.api.resource import DeviceRequest, ResourceClaim, ResourceClaimTemplate
 
 __all__ = ["LAST_APPLIED", "ObjectRequests", "capacity_advice", "dropped_capacity", "dropped_from"]
@@ -95,8 +96,8 @@ def dropped_capacity(applied: str, stored: Mapping[str, bool]) -> tuple[str, ...
     if "capacity" not in applied:
         return ()
     try:
-        asked = _objects.decode(applied).names()
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        asked = codec.from_json(_objects, applied).names()
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return ()
     return tuple(name for name, asks in asked.items() if asks and stored.get(name) is False)
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final, TypeVar
 import msgspec
 
 from dra_driver.api import codec
+from dra_driver.api.nulls import without_nulls
 from dra_driver.api.own.opaque import read_object, shown_name
 from dra_driver.errors import ConfigurationError, InvalidParameters
 
@@ -112,7 +113,11 @@ def decode_kind(kind: type[_P], data: bytes | msgspec.Raw) -> _P:
     Raises:
         InvalidParameters: every finding, with the path of its field.
     """
-    value = read_object(data)
+    read_object(data)  # which bounds it
+    try:
+        value = read_object(without_nulls(kind, bytes(data)))
+    except RecursionError as e:
+        raise InvalidParameters(f"not JSON: {e}") from e
     name = kind.identity()[1]
     fields = {key: v for key, v in value.items() if key not in _IDENTITY}
     findings = _findings(kind, fields)

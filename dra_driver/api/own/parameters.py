@@ -207,8 +207,10 @@ class _Fields:
         self.findings.append(f"{self._at(name)}: {problem}")
 
     def has(self, name: str) -> bool:
-        """Return whether the field is there and not null."""
-        return self._raw.get(name) is not None
+        """Return whether the field is there; one that is null is read as an absent one."""
+        if self._raw.get(name) is None:
+            self._raw.pop(name, None)
+        return name in self._raw
 
     def drop_empty(self, name: str) -> None:
         """Read a field of an empty text as an absent one."""
@@ -241,6 +243,8 @@ class _Fields:
         if value is None:
             return None
         known = {c.value: c for c in Capability}
+        if isinstance(value, list):
+            value = [v for v in value if v is not None]
         if not isinstance(value, list) or any(not isinstance(v, str) or v not in known for v in value):
             self.note(name, f"expected a list of {', '.join(known)}; got {shown(value)}")
             return None

@@ -169,12 +169,16 @@ class MutatingPolicy(WireObject, frozen=True, kw_only=True):
     spec: MutatingPolicySpec = MutatingPolicySpec()
 
 
+class _ParamRef(Wire, frozen=True, kw_only=True):
+    """``paramRef``: only whether there is one is looked at."""
+
+
 class MutatingBindingSpec(Wire, frozen=True, kw_only=True):
     """``spec`` of a MutatingAdmissionPolicyBinding, as far as we read it."""
 
     policy_name: str = ""
     match_resources: MatchResources | None = None
-    param_ref: msgspec.Raw | None = None
+    param_ref: _ParamRef | None = None
 
 
 class MutatingPolicyBinding(WireObject, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from dra_driver.api import codec
 from dra_driver.errors import ApiError, Conflict, Forbidden, Gone, Invalid, NotFound, ServerBusy
 
 __all__ = ["to_error"]
@@ -59,7 +60,7 @@ def to_error(http_status: int, body: bytes, headers: Mapping[str, str]) -> ApiEr
         headers: of the response.
     """
     try:
-        status = _decoder.decode(body)
+        status = codec.from_json(_decoder, body)
     except msgspec.DecodeError:
         status = _Status(message=body[:300].decode("utf-8", "replace").strip())
     code = http_status or status.code or 500
