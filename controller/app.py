@@ -25,6 +25,7 @@ from controller.observe.endpoints import serve_health
 from controller.observe.event_loop import measuring_lag
 from controller.observe.metrics import MeteredClient, Metrics
 from controller.observe.tracing import tracing
+from controller.observe.unreadable import UnreadableObjects
 from controller.web import CurrentFeed, Feed, Past, Plans, Standby
 from controller.web import serve as serve_page
 from dra_driver.api.core import Pod
@@ -89,6 +90,7 @@ class Controller:
         self.metrics.watch_leader(self._leads)
         self.health_address: tuple[str, int] | None = None
         self.web_address: tuple[str, int] | None = None
+        self._unreadable: UnreadableObjects | None = None
         self._feed = CurrentFeed(leader=self._leader)
         self._past = Past(config.drivers, self._clock)
         self._standby = Standby(self._client, config.drivers, self._feed, self._past)
@@ -145,6 +147,8 @@ class Controller:
             metrics=self.metrics,
             answers_of=self._answers_of,
         )
+        watched = (*env.informers.all(), *env.informers.of_preemption())
+        self._unreadable = UnreadableObjects(watched, env.recorder, self.metrics)
         state = State.of(env)
         publishing = Publishing.of(env, state)
         allocation = Allocation.of(env, state, publishing)
@@ -204,6 +208,7 @@ class Controller:
                 self._is_ready,
                 self.metrics,
                 self._authorizer,
+                detail=self._detail,
             ) as address,
         ):
             self.health_address = address
@@ -212,6 +217,10 @@ class Controller:
     def _is_ready(self) -> bool:
         # A standby waits for the lease and is ready to take over.
         return self._config.leader_elect or self.ready.is_set()
+
+    def _detail(self) -> str:
+        unreadable = str(self._unreadable or "")
+        return f"cannot be read: {unreadable}\n" if unreadable else ""
 
 
 def _feed(env: Environment, allocation: Allocation, past: Past) -> Feed:

@@ -21,7 +21,13 @@ LIMITS: Final = Limits(connections=128)
 
 @contextlib.asynccontextmanager
 async def serve_health(
-    host: str, port: int, ready: Callable[[], bool], metrics: Metrics, authorizer: Authorizer | None = None
+    host: str,
+    port: int,
+    ready: Callable[[], bool],
+    metrics: Metrics,
+    authorizer: Authorizer | None = None,
+    *,
+    detail: Callable[[], str] = str,
 ) -> AsyncIterator[tuple[str, int]]:
     """Serve until the block ends; yield host and port.
 
@@ -31,6 +37,7 @@ async def serve_health(
         ready: answer of ``/readyz``. ``/healthz`` says that the process answers, no more.
         metrics: served as they are at the time of the request, or were a moment before.
         authorizer: decides who may read ``/metrics``; if None, everybody may. Probes are open.
+        detail: lines of ``/readyz`` after the first; everybody may read them.
 
     Raises:
         ConfigurationError: it cannot listen there.
@@ -47,7 +54,7 @@ async def serve_health(
     def make_app(opened: Port) -> web.Application:
         app = web.Application(middlewares=[opened.middleware, protected(authorizer, {"/metrics"})])
         app.router.add_get("/healthz", _answer(lambda: True))
-        app.router.add_get("/readyz", _answer(ready))
+        app.router.add_get("/readyz", _answer(ready, detail))
         app.router.add_get("/metrics", get_metrics)
         return app
 
@@ -56,9 +63,12 @@ async def serve_health(
         yield opened.address
 
 
-def _answer(healthy: Callable[[], bool]) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _answer(
+    healthy: Callable[[], bool], detail: Callable[[], str] = str
+) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def handle(_: web.Request) -> web.Response:
         good = healthy()
-        return web.Response(text="ok\n" if good else "not ready\n", status=200 if good else 503)
+        text = f"{'ok' if good else 'not ready'}\n{detail()}"
+        return web.Response(text=text, status=200 if good else 503)
 
     return handle

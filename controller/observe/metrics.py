@@ -147,6 +147,12 @@ class Metrics:
             "Claims and templates from which the API server dropped a request for capacity.",
             registry=self.registry,
         )
+        self._unreadable = Gauge(
+            f"{prefix}_unreadable_objects",
+            "Objects that the API server has and this version cannot read, by kind.",
+            ["kind"],
+            registry=self.registry,
+        )
         self._doubles = Gauge(
             f"{prefix}_double_allocations",
             "Devices of the controller's pools that several claims hold although one can have them.",
@@ -322,6 +328,10 @@ class Metrics:
     def watch_dropped_capacity(self, count: Callable[[], float]) -> None:
         """Read how many claims and templates lack what they asked for whenever metrics are read."""
         self._dropped.set_function(count)
+
+    def watch_unreadable(self, kind: str, count: Callable[[], float]) -> None:
+        """Read how many objects of a kind cannot be read whenever metrics are read."""
+        self._unreadable.labels(kind).set_function(count)
 
     def watch_tolerating_claims(self, count: Callable[[], float]) -> None:
         """Read how many claims and templates tolerate our taint whenever metrics are read."""

@@ -36,6 +36,10 @@ class KnownClaims:
         if self._assume_cache is None:
             return True
         found = await self._client.list(RESOURCE_CLAIMS)
+        for unreadable in found.unreadable:
+            if unreadable.holds_unknown:
+                log.info("waiting for a claim to be readable", claim=str(unreadable.key))
+                return False
         for claim in found.items:
             pools = allocated_pools(claim)
             if (pool in pools if pool is not None else pools) and not self._assume_cache.knows(claim):

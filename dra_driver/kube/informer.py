@@ -11,8 +11,8 @@ from typing import Generic, TypeVar
 import structlog
 
 from dra_driver.api.meta import ObjectKey, Resource, WireObject
-from dra_driver.api.server.watch import WatchEventType
-from dra_driver.errors import ApiError, ApiUnavailable, DraError, Forbidden, Gone, NotFound
+from dra_driver.api.server.watch import Unreadable, WatchEvent, WatchEventType
+from dra_driver.errors import ApiError, ApiUnavailable, DecodeError, DraError, Forbidden, Gone, NotFound
 from dra_driver.indices import Indices
 from dra_driver.kube.backoff import Backoff
 from dra_driver.ports import KubeClient
@@ -44,13 +44,16 @@ class Informer(Generic[T]):
     """Lists, then watches, forever; relists when the server's history no longer reaches back (410).
 
     Errors are never raised out of ``run``: they are logged and tried again with growing delays, and the store
-    keeps what was last known.
+    keeps what was last known. So it does for an object that cannot be read, which is not one that is gone.
+    Only a claim with devices that are not known keeps it from being filled for the first time.
 
     Attributes:
         synced: set when the store has been filled.
         failing: whether a list or watch has failed since the API server last sent something.
         access: whether the API server let us read the last time that it said; None: it has not said yet.
         access_changed: called when ``access`` has changed.
+        unreadable: the objects that cannot be read at present.
+        found_unreadable: called with each of them, once for each problem.
     """
 
     def __init__(
@@ -78,6 +81,8 @@ class Informer(Generic[T]):
         self.failing = False
         self.access: bool | None = None
         self.access_changed: list[Callable[[], None]] = []
+        self.unreadable: dict[ObjectKey, Unreadable] = {}
+        self.found_unreadable: list[Callable[[Unreadable], None]] = []
 
     # --- reading --------------------------------------------------------------------------------------------
 
@@ -180,8 +185,18 @@ class Informer(Generic[T]):
             field_selector=self._field_selector,
         )
         new = {item.key: item for item in found.items}
+        for problem in found.unreadable:
+            self._note_unreadable(problem)
+            if problem.holds_unknown and not self.synced.is_set():
+                raise DecodeError(
+                    f"{self._resource.kind} {problem.key} has devices that cannot be read, so that it is not "
+                    f"known which are free: {problem.problem}"
+                )
         self._resource_version = found.resource_version
-        for key in [k for k in self._store if k not in new]:
+        kept = {u.key: u.uid for u in found.unreadable}
+        for key in [k for k in self.unreadable if k not in kept]:
+            self._note_readable(key)
+        for key in [k for k, old in self._store.items() if k not in new and kept.get(k) != old.metadata.uid]:
             self._remove(key)
         for key, item in new.items():
             old = self._store.get(key)
@@ -218,15 +233,45 @@ class Informer(Generic[T]):
                 self._set_access(True)
                 if event.object.metadata.resource_version:
                     self._resource_version = event.object.metadata.resource_version
-                if event.type is WatchEventType.DELETED:
-                    self._remove(event.object.key)
-                elif event.type is not WatchEventType.BOOKMARK:
-                    self._put(event.object)
+                self._take(event)
         if not seen and asyncio.get_running_loop().time() - started < 1.0:
             # A server that hangs up at once: do not spin.
             await asyncio.sleep(backoff.next())
 
     # --- the store ------------------------------------------------------------------------------------------
+
+    def _take(self, event: WatchEvent[T]) -> None:
+        if event.type is WatchEventType.BOOKMARK:
+            return
+        key = event.object.key
+        if event.unreadable is None or event.type is WatchEventType.DELETED:
+            self._note_readable(key)
+        else:
+            self._note_unreadable(event.unreadable)
+        old = self._store.get(key)
+        if event.type is WatchEventType.DELETED:
+            self._remove(key)
+        elif event.unreadable is None or event.stands_in:
+            self._put(event.object)
+        elif old is not None and old.metadata.uid != event.unreadable.uid:
+            self._remove(key)
+
+    def _note_unreadable(self, found: Unreadable) -> None:
+        if self.unreadable.get(found.key) == found:
+            return
+        self.unreadable[found.key] = found
+        log.error(
+            "an object cannot be read; what was known of it stays",
+            kind=self._resource.kind,
+            name=str(found.key),
+            problem=found.problem,
+        )
+        for call in self.found_unreadable:
+            call(found)
+
+    def _note_readable(self, key: ObjectKey) -> None:
+        if self.unreadable.pop(key, None) is not None:
+            log.info("an object can be read again, or is gone", kind=self._resource.kind, name=str(key))
 
     def _put(self, item: T) -> None:
         key = item.key

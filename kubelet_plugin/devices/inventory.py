@@ -395,7 +395,7 @@ class InventoryKeeper:
         self._suspicion = None
         listed = await self._client.list(RESOURCE_SLICES, field_selector=self._slice_selector)
         again = await self._client.get(DEVICE_INVENTORIES, self._name)
-        names = frozenset(s.metadata.name for s in listed.items)
+        names = frozenset(s.metadata.name for s in listed.items) | {u.key.name for u in listed.unreadable}
         if again.status != current.status or not self._is_missing(again, names):
             return  # the controller was in the middle of it; the change wakes us
         held = again.status.registration
@@ -405,7 +405,9 @@ class InventoryKeeper:
         log.warning("slices are gone; asked for them again", gone=gone[:8], epoch=held.epoch + 1)
 
     def _names_seen(self) -> frozenset[str]:
-        return frozenset(s.metadata.name for s in self._slices.items())
+        return frozenset(s.metadata.name for s in self._slices.items()) | {
+            key.name for key in self._slices.unreadable
+        }
 
     def _is_missing(self, inventory: DeviceInventory, names: frozenset[str]) -> bool:
         status = inventory.status

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 from collections.abc import AsyncGenerator, Callable, Mapping
 from datetime import datetime
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from manifest_files import documents
@@ -20,8 +20,9 @@ from manifest_files import documents
 from dra_driver.api import codec
 from dra_driver.api.core import PODS
 from dra_driver.api.meta import Resource, WireObject
-from dra_driver.api.server.watch import ObjectList, WatchEvent, WatchEventType
+from dra_driver.api.server.watch import ObjectList, WatchEvent
 from dra_driver.errors import ApiUnavailable
+from dra_driver.kube.http import decoding as http_decoding
 from dra_driver.kube.http import status
 from dra_driver.sim.apiserver.http.listing import list_page
 from dra_driver.sim.apiserver.http.requests import Accept, Route
@@ -225,7 +226,7 @@ class FakeClient:
             found = self.registry.get(self._kind(resource), namespace, name)
         except StatusError as e:
             raise error_of(e) from None
-        return codec.decode(resource.type, found.encoded)
+        return http_decoding.decode_answer(resource, found.encoded, f"GET {name}")
 
     async def list(
         self,
@@ -241,8 +242,10 @@ class FakeClient:
             page = list_page(self.registry, Route(self._kind(resource), namespace, "", ""), query)
         except StatusError as e:
             raise error_of(e) from None
-        items = tuple(codec.decode(resource.type, s.encoded) for s in page.items)
-        return ObjectList(items, page.metadata["resourceVersion"])
+        read = [http_decoding.decode_object(resource, msgspec.Raw(s.encoded)) for s in page.items]
+        items = tuple(item for item, _ in read if item is not None)
+        unreadable = tuple(problem for _, problem in read if problem is not None)
+        return ObjectList(items, page.metadata["resourceVersion"], unreadable)
 
     async def watch(
         self,
@@ -271,10 +274,10 @@ class FakeClient:
         async for chunk in watch.lines(lambda: self._down):
             while resource.kind in self.quiet and not self._down:
                 await self._woken()
-            for line in _lines.decode_lines(chunk):
-                if line.type == "ERROR":
-                    raise status.to_error(0, bytes(line.object), {})
-                yield _event(resource, WatchEventType(line.type), line.object)
+            for line in filter(None, chunk.split(b"\n")):
+                event = http_decoding.decode_event(resource, line)
+                if event is not None:
+                    yield event
         if self._down:
             raise ApiUnavailable("the API server is down")
 
@@ -462,13 +465,6 @@ def _own_kinds() -> tuple[Kind, ...]:
         for document in documents(path):
             registry.create(definitions, "", document, Options())
     return tuple(k for k in registry.kinds if id(k) not in before)
-
-
-def _event(resource: Resource[T], kind: WatchEventType, raw: msgspec.Raw) -> WatchEvent[T]:
-    """Return an event as the real client does: a bookmark has metadata alone."""
-    if kind is WatchEventType.BOOKMARK:
-        return WatchEvent(kind, cast("T", codec.decode(WireObject, raw)))
-    return WatchEvent(kind, codec.decode(resource.type, raw))
 
 
 def error_of(refused: StatusError) -> Exception:

@@ -22,6 +22,7 @@ from dra_driver.api.resource import (
     ResourceClaimStatus,
     ResourceSlice,
 )
+from dra_driver.api.unreadable import unreadable_claim
 from dra_driver.ownership import PoolID
 from dra_driver.resourceclaim import pod_claims
 from dra_driver.structured import Level, PoolPolicies, Snapshot
@@ -140,6 +141,8 @@ def _claims_or_problem(pod: Pod, claims: ClaimView) -> tuple[ResourceClaim, ...]
         claim = claims.get(used.key)
         if claim is None:
             return f"ResourceClaim {used.key} does not exist (yet)"
+        if unreadable := unreadable_claim(claim):
+            return f"ResourceClaim {used.key} cannot be read: {unreadable}"
         found.append(claim)
     return tuple(found) or "its claims are not generated yet"
 

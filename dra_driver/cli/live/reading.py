@@ -21,6 +21,7 @@ Read: TypeAlias = dict[tuple[str, str], tuple[Resource[Any], str]]
 _ROLE: Final = "dra-driver-view"
 # 403; 401 says that the credentials are not valid, which no right helps against.
 _DENIED: Final = 403
+_MOST_NAMED: Final = 5
 
 
 class Source(Protocol):
@@ -114,9 +115,13 @@ class Lister:
 
     async def _list(self, resource: Resource[T], namespace: str, fields: str) -> tuple[T, ...]:
         self.reading = f"{resource.plural} of {namespace or 'the cluster'}"
-        items = (await self._client.list(resource, namespace, field_selector=fields)).items
+        found = await self._client.list(resource, namespace, field_selector=fields)
         self.read[resource.plural, fields] = resource, namespace
-        return items
+        for unreadable in found.unreadable[:_MOST_NAMED]:
+            self._note(f"{resource.kind} {unreadable.key} cannot be read: {unreadable.problem}")
+        if len(found.unreadable) > _MOST_NAMED:
+            self._note(f"{len(found.unreadable) - _MOST_NAMED} more of {resource.plural} cannot be read")
+        return found.items
 
     def _note(self, text: str) -> None:
         if text not in self.notes:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import TypeVar, cast
+from typing import Final, TypeVar, cast
 
 import aiohttp
 import msgspec
 import structlog
 
 from dra_driver.api import codec
-from dra_driver.api.meta import ObjectMeta, Resource, WireObject
-from dra_driver.api.server.watch import WatchEvent, WatchEventType
+from dra_driver.api.meta import ObjectKey, ObjectMeta, Resource, WireObject
+from dra_driver.api.resource import ResourceClaim
+from dra_driver.api.server.watch import Unreadable, WatchEvent, WatchEventType
+from dra_driver.api.unreadable import lenient_metadata, stand_in
 from dra_driver.errors import (
     ApiUnavailable,
     DecodeError,
 )
 from dra_driver.kube.http import status
 
-__all__ = ["LISTS", "RESOURCES", "decode_event", "decode_object", "lines"]
+__all__ = ["LISTS", "RESOURCES", "decode_answer", "decode_event", "decode_object", "lines"]
 
 T = TypeVar("T", bound=WireObject)
 
@@ -56,15 +58,36 @@ LISTS = msgspec.json.Decoder(_ListBody)
 _event_decoder = msgspec.json.Decoder(_Event)
 RESOURCES = msgspec.json.Decoder(_ResourceList)
 _meta_decoder = msgspec.json.Decoder(_MetaOnly)
+_anything = msgspec.json.Decoder(object)
+_LONGEST_PROBLEM: Final = 500
 
 
-def decode_object(resource: Resource[T], raw: msgspec.Raw) -> T | None:
-    """Return an object of a list; None, and a line in the log, where it cannot be decoded."""
+def decode_object(resource: Resource[T], raw: msgspec.Raw) -> tuple[T | None, Unreadable | None]:
+    """Return an object of a list or an event, or why it cannot be read, or both: one that stands in for it.
+
+    Neither: it cannot be read and has no name.
+    """
     try:
-        return codec.decode(resource.type, raw)
+        return codec.decode(resource.type, raw), None
     except DecodeError as e:
-        log.error("object left out: it cannot be decoded", resource=repr(resource), problem=str(e)[:500])
-        return None
+        problem = str(e)[:_LONGEST_PROBLEM]
+    try:
+        found = codec.from_json(_anything, raw)
+    except msgspec.DecodeError:
+        found = None
+    metadata = lenient_metadata(found)
+    if not metadata.name:
+        log.error("object left out: it cannot be decoded", resource=repr(resource), problem=problem)
+        return None, None
+    if resource.type is not ResourceClaim:
+        return None, Unreadable(_key(metadata), metadata.uid, problem)
+    claim = stand_in(found, problem)
+    unreadable = Unreadable(_key(metadata), metadata.uid, problem, holds_unknown=claim is None)
+    return cast("T | None", claim), unreadable
+
+
+def _key(metadata: ObjectMeta) -> ObjectKey:
+    return ObjectKey(metadata.namespace, metadata.name)
 
 
 def decode_event(resource: Resource[T], line: bytes) -> WatchEvent[T] | None:
@@ -92,8 +115,25 @@ def decode_event(resource: Resource[T], line: bytes) -> WatchEvent[T] | None:
         except msgspec.DecodeError as e:
             raise ApiUnavailable(f"watch of {resource!r}: broken bookmark: {e}") from e
         return WatchEvent(kind, cast("T", WireObject(metadata=meta)))
-    item = decode_object(resource, event.object)
-    return None if item is None else WatchEvent(kind, item)
+    item, unreadable = decode_object(resource, event.object)
+    if unreadable is None:
+        return None if item is None else WatchEvent(kind, item)
+    if item is not None:
+        return WatchEvent(kind, item, unreadable, stands_in=True)
+    metadata = lenient_metadata(codec.from_json(_anything, event.object))
+    return WatchEvent(kind, cast("T", WireObject(metadata=metadata)), unreadable)
+
+
+def decode_answer(resource: Resource[T], data: bytes, asked: str) -> T:
+    """Return the object with which the server has answered a request.
+
+    Raises:
+        ApiUnavailable: it cannot be read, so that it is not known what a write has done.
+    """
+    try:
+        return codec.decode(resource.type, data)
+    except DecodeError as e:
+        raise ApiUnavailable(f"{asked}: the answer cannot be read: {str(e)[:_LONGEST_PROBLEM]}") from e
 
 
 async def lines(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:

@@ -19,7 +19,7 @@ import dra_driver
 from dra_driver.api import codec
 from dra_driver.api.core import PODS
 from dra_driver.api.meta import Resource, WireObject
-from dra_driver.api.server.watch import ObjectList, WatchEvent
+from dra_driver.api.server.watch import ObjectList, Unreadable, WatchEvent
 from dra_driver.errors import (
     ApiError,
     ApiUnavailable,
@@ -137,8 +137,8 @@ class KubeApi:
 
     async def get(self, resource: Resource[T], name: str, namespace: str = "") -> T:
         """Read one object."""
-        data = await self._call("GET", _path(resource, namespace, name))
-        return codec.decode(resource.type, data)
+        path = _path(resource, namespace, name)
+        return decoding.decode_answer(resource, await self._call("GET", path), f"GET {path}")
 
     async def list(
         self,
@@ -148,7 +148,7 @@ class KubeApi:
         label_selector: str = "",
         field_selector: str = "",
     ) -> ObjectList[T]:
-        """Read all objects, in pages of 500. An object that cannot be decoded is logged and left out."""
+        """Read all objects, in pages of 500; those that cannot be read are among the ``unreadable``."""
         query = _selectors(label_selector, field_selector)
         try:
             return await self._pages(resource, namespace, {**query, "limit": str(PAGE)})
@@ -168,7 +168,7 @@ class KubeApi:
     ) -> AsyncGenerator[WatchEvent[T], None]:
         """Yield events after ``resource_version`` until the server ends the watch.
 
-        An object that cannot be decoded is logged and passed over.
+        An object that cannot be read ends nothing: its event says so.
 
         Raises:
             Gone: the resourceVersion is too old: list again.
@@ -196,9 +196,9 @@ class KubeApi:
         self, resource: Resource[T], body: Mapping[str, Any], namespace: str = "", *, dry_run: bool = False
     ) -> T:
         """Send a POST."""
-        namespace = namespace or str(body.get("metadata", {}).get("namespace", ""))
-        data = await self._call("POST", _path(resource, namespace), body=body, query=self._query(dry_run))
-        return codec.decode(resource.type, data)
+        path = _path(resource, namespace or str(body.get("metadata", {}).get("namespace", "")))
+        data = await self._call("POST", path, body=body, query=self._query(dry_run))
+        return decoding.decode_answer(resource, data, f"POST {path}")
 
     async def replace(
         self, resource: Resource[T], body: Mapping[str, Any], *, subresource: str = "", dry_run: bool = False
@@ -207,7 +207,7 @@ class KubeApi:
         metadata = body["metadata"]
         path = _path(resource, str(metadata.get("namespace", "")), str(metadata["name"]), subresource)
         data = await self._call("PUT", path, body=body, query=self._query(dry_run))
-        return codec.decode(resource.type, data)
+        return decoding.decode_answer(resource, data, f"PUT {path}")
 
     async def merge_patch(
         self,
@@ -220,14 +220,11 @@ class KubeApi:
         dry_run: bool = False,
     ) -> T:
         """Send a PATCH in the form of RFC 7386."""
+        path = _path(resource, namespace, name, subresource)
         data = await self._call(
-            "PATCH",
-            _path(resource, namespace, name, subresource),
-            body=patch,
-            query=self._query(dry_run),
-            content_type=MERGE_PATCH,
+            "PATCH", path, body=patch, query=self._query(dry_run), content_type=MERGE_PATCH
         )
-        return codec.decode(resource.type, data)
+        return decoding.decode_answer(resource, data, f"PATCH {path}")
 
     async def apply(
         self,
@@ -242,14 +239,10 @@ class KubeApi:
         """Send a server-side apply."""
         metadata = body["metadata"]
         query = {**self._query(dry_run), "fieldManager": field_manager, "force": "true" if force else "false"}
-        data = await self._call(
-            "PATCH",
-            _path(resource, str(metadata.get("namespace", "")), str(metadata["name"]), subresource),
-            body=body,
-            query=query,
-            content_type=APPLY_PATCH,  # JSON is YAML
-        )
-        return codec.decode(resource.type, data)
+        path = _path(resource, str(metadata.get("namespace", "")), str(metadata["name"]), subresource)
+        # JSON is YAML.
+        data = await self._call("PATCH", path, body=body, query=query, content_type=APPLY_PATCH)
+        return decoding.decode_answer(resource, data, f"PATCH {path}")
 
     async def delete(
         self,
@@ -303,6 +296,7 @@ class KubeApi:
 
     async def _pages(self, resource: Resource[T], namespace: str, query: dict[str, str]) -> ObjectList[T]:
         items: list[T] = []
+        left: list[Unreadable] = []
         path = _path(resource, namespace)
         query = dict(query)
         while True:
@@ -311,11 +305,13 @@ class KubeApi:
             except msgspec.DecodeError as e:
                 raise ApiUnavailable(f"GET {path}: not a list: {e}") from e
             for raw in body.items or ():
-                item = decoding.decode_object(resource, raw)
+                item, unreadable = decoding.decode_object(resource, raw)
                 if item is not None:
                     items.append(item)
+                if unreadable is not None:
+                    left.append(unreadable)
             if not body.metadata.continue_:
-                return ObjectList(tuple(items), body.metadata.resource_version)
+                return ObjectList(tuple(items), body.metadata.resource_version, tuple(left))
             query["continue"] = body.metadata.continue_
 
     async def _call(

@@ -438,3 +438,16 @@ def test_it_is_said_whether_devices_are_lent_and_why_not() -> None:
         assert looked(unreadable)[1] is None
     without = asyncio.run(status.look(cluster(), [DRIVER]))
     assert json.loads(status._text(without, "json"))["lending"]["mode"] == "off"
+
+
+def test_objects_that_cannot_be_read_are_named() -> None:
+    fake = cluster()
+    for number in range(7):
+        fake.put(NODES, {"metadata": {"name": f"bad{number}"}})
+        fake.edit(NODES, f"bad{number}", {"spec": {"taints": number}}, as_is=True)
+    lister = Lister(fake)
+    assert not [n for n in asyncio.run(lister.all(NODES)) if n.metadata.name.startswith("bad")]
+    assert len(lister.notes) == 6
+    problem = "Node: Expected `array`, got `int` - at `$.spec.taints`"
+    assert lister.notes[0] == f"Node bad0 cannot be read: {problem}"
+    assert lister.notes[-1] == "2 more of nodes cannot be read"

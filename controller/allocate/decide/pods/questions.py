@@ -15,6 +15,7 @@ from controller.allocate.decide.state.ownership import ClaimOwnership, OwnedClai
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import Uid
 from dra_driver.api.resource import ResourceClaim
+from dra_driver.api.unreadable import unreadable_claim
 from dra_driver.resourceclaim import is_for_pod, pod_claims
 from dra_driver.structured import AllocatedState
 
@@ -110,6 +111,9 @@ def claims_for(pod: Pod, known: ClaimView, trial: Trial | None = None) -> list[R
         claim = known.get(used.key)
         if claim is None or not is_for_pod(pod, claim):
             return Wait(f"claim {used.key} does not exist")
+        problem = unreadable_claim(claim)
+        if problem:
+            return Wait(f"claim {used.key} cannot be read: {problem}")
         if claim.metadata.deletion_timestamp and claim.status.allocation is None:
             return Wait(f"claim {used.key} is being deleted")
         claims[claim.metadata.uid] = tried.get(claim.metadata.uid, claim)
