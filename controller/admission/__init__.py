@@ -1,8 +1,9 @@
 """Admission webhooks: opaque parameters are checked when they are written, and pods get our gate.
 
 The parameters are checked once more by the node's plugin when a claim is prepared, and a pod without the gate
-is only looked at by kube-scheduler in vain. So everything here fails open: a webhook that is down disturbs
-nobody, least of all users of other drivers, whose objects never come here.
+is only looked at by kube-scheduler in vain. So both fail open: a webhook that is down disturbs nobody, least
+of all users of other drivers, whose objects never come here. Requests for capacity that the API server would
+drop in silence are refused, whatever driver they are for, also by a webhook that is down.
 
 * ``review``: one AdmissionReview in, one out. Pure.
 * ``pki``: the certificate authority and the serving certificate. Pure.

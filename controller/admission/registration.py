@@ -4,8 +4,9 @@ The manifests bring two configurations without webhooks; the leader fills them b
 drivers, address and authority always fit this controller. Nothing but these two objects is ever written.
 
 A webhook that fails open may still cost its timeout. So ``matchConditions`` see to it that an object which
-does not name one of our drivers, makes no group of pods, and of which the API server has dropped nothing,
-never leaves it.
+does not name one of our drivers and makes no group of pods never leaves it. One webhook fails closed:
+requests for capacity are refused where the API server drops them. Only a mutating webhook sees them; what
+validates gets what will be stored.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Final
 
 import structlog
@@ -38,17 +39,18 @@ from dra_driver.api.server.admission import (
     VALIDATING_WEBHOOKS,
     WebhookConfiguration,
 )
-from dra_driver.errors import DraError, NotFound
+from dra_driver.errors import ApiError, DraError, NotFound
 from dra_driver.kube import Backoff
 from dra_driver.ports import KubeClient
-from dra_driver.resourceclaim import LAST_APPLIED, NAMES_CLAIMS, NAMES_CLAIMS_OR_RESOURCES
+from dra_driver.resourceclaim import NAMES_CLAIMS, NAMES_CLAIMS_OR_RESOURCES
 
-__all__ = ["GATE_PATH", "GATE_WEBHOOK", "NOT_GATED", "VALIDATE_PATH", "Registration"]
+__all__ = ["CAPACITY_PATH", "GATE_PATH", "GATE_WEBHOOK", "NOT_GATED", "VALIDATE_PATH", "Registration"]
 
 log = structlog.get_logger(__name__)
 
 VALIDATE_PATH: Final = "/validate"
 GATE_PATH: Final = "/gate"
+CAPACITY_PATH: Final = "/capacity"
 GATE_WEBHOOK: Final = "gate.admission.dra-driver.dev"
 NOT_GATED: Final = "not-gated"
 """Name of the condition of the gate's webhook that leaves out pods which have the gate."""
@@ -87,6 +89,7 @@ class Registration:
         namespace: str,
         drivers: Collection[str],
         *,
+        drops_capacity: Callable[[], Awaitable[bool]],
         lends: bool = False,
     ) -> None:
         """Connect the parts.
@@ -96,12 +99,15 @@ class Registration:
             config: how we are reached.
             namespace: of the Service.
             drivers: ours.
+            drops_capacity: asks the API server whether it drops requests for capacity.
             lends: whether devices are lent: pods with extended resources get the gate, too.
         """
         self._client = client
         self._config = config
         self._namespace = namespace
         self._drivers = sorted(drivers)
+        self._drops_capacity = drops_capacity
+        self._refuses_capacity = False
         self._gated = NAMES_CLAIMS_OR_RESOURCES if lends else NAMES_CLAIMS
 
     async def run(self, keeper: CertificateKeeper) -> None:
@@ -122,7 +128,7 @@ class Registration:
                     await keeper.changed.wait()
 
     async def apply(self, material: Material) -> None:
-        """Fill both configurations; the gate only where no policy can set it.
+        """Fill both configurations; the gate only where no policy can set it, and so for capacity.
 
         Raises:
             ApiError, ApiUnavailable: of the API server.
@@ -131,8 +137,14 @@ class Registration:
         validating.append(self._groups(material))
         await self._apply(VALIDATING_WEBHOOKS, validating)
         served = await self._client.served(ADMISSION_GROUP, "v1")
-        policies = "mutatingadmissionpolicies" in served
-        await self._apply(MUTATING_WEBHOOKS, [] if policies else [self._gate(material)])
+        mutating = [] if "mutatingadmissionpolicies" in served else [self._gate(material)]
+        try:
+            self._refuses_capacity = await self._drops_capacity()
+        except ApiError as e:
+            log.warning("it is not known whether requests for capacity are dropped", error=str(e))
+        if self._refuses_capacity:
+            mutating += [self._capacity(material, *kind[:2]) for kind in _KINDS[:2]]
+        await self._apply(MUTATING_WEBHOOKS, mutating)
 
     async def trusted(self, material: Material) -> bool:
         """Return whether every webhook that is registered has all authorities.
@@ -180,7 +192,7 @@ class Registration:
         names_us = self._names_us(devices)
         if plural == "deviceclasses":
             return names_us
-        return f"{names_us} || {_dropped(devices)} || {_makes_a_group(_METADATA[plural])}"
+        return f"{names_us} || {_makes_a_group(_METADATA[plural])}"
 
     def _names_us(self, devices: str) -> str:
         """Return the CEL expression that is true where an opaque configuration is for one of our drivers."""
@@ -222,6 +234,28 @@ class Registration:
             ],
         }
 
+    def _capacity(self, material: Material, plural: str, devices: str) -> dict[str, Any]:
+        """Return the webhook that refuses requests for capacity, whatever driver they are for.
+
+        A controller that is down refuses them as well: stored, they would ask for something else.
+        """
+        return {
+            **self._common(f"{plural}.capacity.admission.dra-driver.dev", CAPACITY_PATH, material),
+            "failurePolicy": "Fail",
+            "rules": [
+                {
+                    "apiGroups": ["resource.k8s.io"],
+                    # Of other versions the API server makes this one.
+                    "apiVersions": ["v1"],
+                    "operations": ["CREATE"],
+                    "resources": [plural],
+                    "scope": "Namespaced",
+                }
+            ],
+            "reinvocationPolicy": "Never",
+            "matchConditions": [{"name": "asks-for-capacity", "expression": _asks_for_capacity(devices)}],
+        }
+
     def _common(self, name: str, path: str, material: Material) -> dict[str, Any]:
         client: dict[str, Any] = {"caBundle": _bundle(material)}
         if self._config.url:
@@ -257,17 +291,15 @@ def _makes_a_group(metadata: str) -> str:
     return f"has({metadata}) && ({' || '.join(found)})"
 
 
-def _dropped(devices: str) -> str:
-    """Return the CEL expression that is true where capacity was applied and none is stored."""
-    steps = f"object.{devices}.requests".split(".")
-    there = " && ".join(f"has({'.'.join(steps[:i])})" for i in range(2, len(steps) + 1))
-    notes = "object.metadata.annotations"
-    asked = (
-        f"has({notes}) && '{LAST_APPLIED}' in {notes} && {notes}['{LAST_APPLIED}'].contains('\"capacity\"')"
-    )
-    # In the request itself in v1beta1.
-    kept = (
-        "has(r.capacity) || has(r.exactly) && has(r.exactly.capacity) "
+def _asks_for_capacity(devices: str) -> str:
+    """Return the CEL expression that is true where a request asks for capacity."""
+    requests = f"object.{devices}.requests"
+    # Where there are none, the API server writes null.
+    there = f"has(object.{devices}) && has({requests}) && {requests} != null"
+    if devices.startswith("spec.spec."):
+        there = f"has(object.spec.spec) && {there}"
+    asks = (
+        "has(r.exactly) && has(r.exactly.capacity) "
         "|| has(r.firstAvailable) && r.firstAvailable.exists(a, has(a.capacity))"
     )
-    return f"{asked} && {there} && !{'.'.join(steps)}.exists(r, {kept})"
+    return f"has(object.spec) && {there} && {requests}.exists(r, {asks})"

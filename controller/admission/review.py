@@ -12,6 +12,7 @@ pods, claims and templates.
 from __future__ import annotations
 
 import base64
+import itertools
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -33,14 +34,14 @@ from dra_driver.api.server.admission import (
 )
 from dra_driver.errors import DecodeError, InvalidParameters
 from dra_driver.resourceclaim import (
+    CAPACITY_IS_DROPPED,
     ObjectRequests,
-    capacity_advice,
-    dropped_capacity,
+    capacity_selector,
     is_extended_resource,
 )
 from dra_driver.structured import group_findings
 
-__all__ = ["Judgement", "gate", "judge", "read_review", "write_review"]
+__all__ = ["Judgement", "gate", "judge", "read_review", "refuse_capacity", "write_review"]
 
 API_VERSION: Final = "admission.k8s.io/v1"
 VERSIONS: Final = frozenset({"v1", "v1beta2", "v1beta1"})
@@ -48,9 +49,6 @@ VERSIONS: Final = frozenset({"v1", "v1beta2", "v1beta1"})
 MAX_ENTRIES: Final = 64
 MAX_FINDINGS: Final = 64
 MAX_FINDING_CHARACTERS: Final = 512
-
-# Longer ones are cut off by the API server.
-_WARNING_CHARACTERS: Final = 256
 
 _DRA: Final = "resource.k8s.io"
 # The node decides: which namespaces may is set there. Longer warnings are cut off by the API server.
@@ -216,7 +214,7 @@ def judge(
             (o.driver, bytes(o.parameters)) for _, o in _entries(request.kind, request.old_object) or ()
         }
     causes = _group(request)
-    warnings = _dropped(request)
+    warnings: list[str] = []
     for path, opaque in found:
         if opaque.driver not in drivers or (opaque.driver, bytes(opaque.parameters)) in before:
             continue
@@ -269,17 +267,30 @@ def _group(request: AdmissionRequest) -> list[AdmissionCause]:
     ]
 
 
-def _dropped(request: AdmissionRequest) -> list[str]:
-    """Return a warning where the API server has dropped capacity: what it shows is what it will store."""
-    claims = request.kind.kind in ("ResourceClaim", "ResourceClaimTemplate")
-    if not claims or request.operation != "CREATE":
-        return []
+def refuse_capacity(request: AdmissionRequest, driver: str) -> Judgement:
+    """Refuse a claim or template whose requests for capacity the API server is about to drop.
+
+    Args:
+        request: of the API server, which sends only those that have such requests.
+        driver: whose capacities are meant where their names do not say.
+    """
+    causes: list[AdmissionCause] = []
     try:
         shown = codec.from_json(_requests, request.object)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return []
-    dropped = dropped_capacity(shown.applied, shown.names())
-    return [capacity_advice(dropped)[:_WARNING_CHARACTERS]] if dropped else []
+        shown = ObjectRequests()
+    for path, asked in itertools.islice(shown.capacities(), MAX_FINDINGS + 1):
+        selector = capacity_selector(asked, driver)
+        text = f"{CAPACITY_IS_DROPPED}; ask with a CEL selector instead"
+        if selector and len(text) + len(selector) + 2 <= MAX_FINDING_CHARACTERS:  # a part of it would mislead
+            text = f"{text}: {selector}"
+        causes.append(
+            AdmissionCause(field=path, message=text[:MAX_FINDING_CHARACTERS], reason="FieldValueNotSupported")
+        )
+    if not causes:
+        field = "spec.devices.requests"
+        causes = [AdmissionCause(field=field, message=CAPACITY_IS_DROPPED, reason="FieldValueNotSupported")]
+    return Judgement(_refusal(request, causes), "refused")
 
 
 def _causes(field: str, error: InvalidParameters) -> Iterable[AdmissionCause]:

@@ -8,6 +8,7 @@ import os
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import structlog
@@ -16,13 +17,15 @@ from aiohttp import web
 from controller.admission.config import TIMEOUT_SECONDS, AdmissionConfig
 from controller.admission.keeper import CertificateKeeper
 from controller.admission.pki import Material
-from controller.admission.registration import GATE_PATH, VALIDATE_PATH, Registration
-from controller.admission.review import Judgement, gate, judge, read_review, write_review
+from controller.admission.registration import CAPACITY_PATH, GATE_PATH, VALIDATE_PATH, Registration
+from controller.admission.review import Judgement, gate, judge, read_review, refuse_capacity, write_review
 from controller.observe.metrics import Metrics
+from dra_driver.api.meta import DriverName
 from dra_driver.api.names import RDMA_DRIVER_NAME
 from dra_driver.api.own.kinds import BackendParameters
 from dra_driver.api.server.admission import AdmissionRequest
 from dra_driver.errors import DecodeError
+from dra_driver.kube.features import drops_capacity
 from dra_driver.ports import Clock, KubeClient
 from dra_driver.serving import Limits, Port, serve
 
@@ -83,7 +86,15 @@ class AdmissionServer:
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.minimum_version = ssl.TLSVersion.TLSv1_2
         self.address: tuple[str, int] | None = None
-        self.registration = Registration(leader_client, config, namespace, drivers, lends=lends)
+        self._driver = DriverName(next(iter(drivers)))
+        self.registration = Registration(
+            leader_client,
+            config,
+            namespace,
+            drivers,
+            drops_capacity=partial(drops_capacity, leader_client, self._driver),
+            lends=lends,
+        )
         self.keeper = CertificateKeeper(
             client,
             clock,
@@ -125,6 +136,8 @@ class AdmissionServer:
         app = web.Application(middlewares=[port.middleware], client_max_size=LIMITS.request_bytes)
         validate = self._handler(port, self._judge)
         app.router.add_post(VALIDATE_PATH, validate)
+        refuse = self._handler(port, lambda r: refuse_capacity(r, self._driver))
+        app.router.add_post(CAPACITY_PATH, refuse)
         app.router.add_post(GATE_PATH, self._handler(port, lambda r: gate(r, lends=self._lends)))
         return app
 

@@ -29,7 +29,7 @@ from dra_driver.errors import ApiError, ApiUnavailable, Invalid
 from dra_driver.ports import KubeClient
 from dra_driver.resourceslice import ServerFeatures, altered
 
-__all__ = ["keeps_capacity", "probe_features"]
+__all__ = ["drops_capacity", "keeps_capacity", "probe_features"]
 
 log = structlog.get_logger(__name__)
 
@@ -65,6 +65,19 @@ async def probe_features(client: KubeClient, driver: DriverName, node_name: str 
     return features
 
 
+async def drops_capacity(client: KubeClient, driver: DriverName) -> bool:
+    """Ask the server by a dry run of a slice whether DRAConsumableCapacity is off; nothing is stored.
+
+    Args:
+        client: the server.
+        driver: ours.
+
+    Raises:
+        ApiError, ApiUnavailable: the server could not be asked.
+    """
+    return not await _survives(client, driver, _NAME, _shareable())
+
+
 async def keeps_capacity(client: KubeClient, namespace: str) -> bool | None:
     """Ask the server by a dry run whether it keeps ``capacity`` in the requests of claims; nothing is stored.
 
@@ -86,7 +99,8 @@ async def keeps_capacity(client: KubeClient, namespace: str) -> bool | None:
         answer = await client.create(RESOURCE_CLAIMS, body, namespace, dry_run=True)
     except (ApiError, ApiUnavailable) as e:
         log.debug("probe refused", problem=str(e))
-        return None
+        # By our webhook, which is there where capacity is dropped.
+        return False if "DRAConsumableCapacity is off" in str(e) else None
     requests = answer.spec.devices.requests or ()
     return any(r.exactly is not None and r.exactly.capacity is not None for r in requests)
 

@@ -15,9 +15,11 @@ from dra_driver.resourceclaim.claims import (
     request_names,
 )
 from dra_driver.resourceclaim.dropped import (
+    CAPACITY_IS_DROPPED,
     LAST_APPLIED,
     ObjectRequests,
     capacity_advice,
+    capacity_selector,
     dropped_capacity,
     dropped_from,
 )
@@ -54,6 +56,7 @@ from dra_driver.resourceclaim.pods import (
 )
 
 __all__ = [
+    "CAPACITY_IS_DROPPED",
     "IN_MEMORY_NAME",
     "LAST_APPLIED",
     "NAMES_CLAIMS",
@@ -65,6 +68,7 @@ __all__ = [
     "Share",
     "allocated_pools",
     "capacity_advice",
+    "capacity_selector",
     "claims_named",
     "classes_by_resource",
     "consumer_names",

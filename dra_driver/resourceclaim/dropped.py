@@ -2,27 +2,47 @@
 
 Where the feature gate DRAConsumableCapacity is off, as it is by default in Kubernetes 1.34 and 1.35, the API
 server removes ``capacity`` from requests in silence (KEP-5075): "32Gi" becomes "any device of the class".
-What kubectl applied stands in an annotation of the object, and is compared with what was stored.
+It does so between mutating and validating admission, so the controller's mutating webhook refuses them. Of
+those that were stored before, what kubectl applied stands in an annotation, and is compared with what was
+stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import msgspec
 
 from dra_driver.api import codec
+from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import DeviceRequest, ResourceClaim, ResourceClaimTemplate
+from dra_driver.errors import DecodeError
 
-__all__ = ["LAST_APPLIED", "ObjectRequests", "capacity_advice", "dropped_capacity", "dropped_from"]
+__all__ = [
+    "CAPACITY_IS_DROPPED",
+    "LAST_APPLIED",
+    "ObjectRequests",
+    "capacity_advice",
+    "capacity_selector",
+    "dropped_capacity",
+    "dropped_from",
+]
 
 LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+
+CAPACITY_IS_DROPPED: Final = (
+    "capacity is dropped by this API server, whose feature gate DRAConsumableCapacity is off: any device of "
+    "the class will do"
+)
 
 # What is kept of an annotation, which anybody may have written.
 _MOST_REQUESTS: Final = 64
 _MOST_NAMED: Final = 3
 _NAME_CHARACTERS: Final = 63
+# ``name`` or ``domain/name`` of a capacity, as the API has them.
+_CAPACITY: Final = re.compile(r"(?:(?P<domain>[a-z0-9.-]{1,63})/)?(?P<name>[A-Za-z_][A-Za-z0-9_]{0,31})")
 
 
 class _Capacity(msgspec.Struct):
@@ -77,6 +97,22 @@ class ObjectRequests(msgspec.Struct):
                 break
         return found
 
+    def capacities(self) -> Iterator[tuple[str, Mapping[str, msgspec.Raw]]]:
+        """Yield what is asked for, by the path in the object (of v1)."""
+        path, spec = ("spec", self.spec)
+        if spec is not None and spec.spec is not None:
+            path, spec = ("spec.spec", spec.spec)
+        requests = spec.devices.requests if spec is not None and spec.devices is not None else None
+        for i, request in enumerate(requests or ()):
+            where = f"{path}.devices.requests[{i}]"
+            parts = [(f"{where}.exactly", request.exactly)]
+            parts += [
+                (f"{where}.firstAvailable[{j}]", a) for j, a in enumerate(request.first_available or ())
+            ]
+            for place, part in parts:
+                if part is not None and part.capacity is not None:
+                    yield f"{place}.capacity", part.capacity.requests or {}
+
     @property
     def applied(self) -> str:
         """What kubectl applied; empty where it was made in another way."""
@@ -119,11 +155,34 @@ def capacity_advice(requests: Iterable[str] = ()) -> str:
     """
     named = [name[:_NAME_CHARACTERS] for name in requests]
     more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
-    what = f"capacity of request {', '.join(named[:_MOST_NAMED])}{more} was" if named else "capacity is"
-    return (
-        f"{what} dropped by this API server, whose feature gate DRAConsumableCapacity is off: any device of "
-        "the class will do; ask with a CEL selector on device.capacity instead"
-    )
+    text = CAPACITY_IS_DROPPED
+    if named:
+        what = f"capacity of request {', '.join(named[:_MOST_NAMED])}{more} was"
+        text = text.replace("capacity is", what, 1)
+    return f"{text}; ask with a CEL selector on device.capacity instead"
+
+
+def capacity_selector(requests: Mapping[str, msgspec.Raw], driver: str) -> str:
+    """Return the CEL expression that asks for the same as requests for capacity; empty where there is none.
+
+    A device without the capacity does not match, as with the request; without ``has`` it would be an error.
+
+    Args:
+        requests: least amounts by name, as they were written.
+        driver: whose capacities the names are that have no domain.
+    """
+    parts: list[str] = []
+    for name, raw in requests.items():
+        known = _CAPACITY.fullmatch(name)
+        try:
+            amount = codec.decode(Quantity, raw)
+        except DecodeError:
+            return ""
+        if known is None:
+            return ""
+        of = f'device.capacity["{known["domain"] or driver}"].{known["name"]}'
+        parts.append(f'has({of}) && {of}.compareTo(quantity("{amount}")) >= 0')
+    return " && ".join(parts)
 
 
 def _stored(requests: Iterable[DeviceRequest]) -> Iterable[tuple[str, bool]]:

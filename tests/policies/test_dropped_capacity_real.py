@@ -26,10 +26,14 @@ from dra_driver.api.server.admission import MUTATING_WEBHOOKS, VALIDATING_WEBHOO
 from dra_driver.cli.capacity import object_notes, server_notes
 from dra_driver.kube import KubeApi, SystemClock
 from dra_driver.kube.features import keeps_capacity, probe_features
-from dra_driver.resourceclaim import LAST_APPLIED, capacity_advice, dropped_from
+from dra_driver.resourceclaim import LAST_APPLIED, dropped_from
 
 OFF = "--feature-gates=DRAConsumableCapacity=false"
 NAME, NAMESPACE = "dra-driver-admission", "default"
+SELECTOR = (
+    'has(device.capacity["gpu.dra-driver.dev"].memory) && '
+    'device.capacity["gpu.dra-driver.dev"].memory.compareTo(quantity("32Gi")) >= 0'
+)
 SECONDS = 60.0
 Server = tuple[RealApiServer, bool]
 
@@ -76,7 +80,8 @@ def test_dropped_capacity_is_found(server: Server) -> None:
     asyncio.run(main())
 
 
-def test_the_webhook_warns_when_a_claim_is_made(server: Server) -> None:
+def test_the_webhook_refuses_what_would_be_dropped(server: Server) -> None:
+    """In every version that is served, for claims and templates, and while the controller is down, too."""
     started, kept = server
 
     async def main() -> None:
@@ -91,12 +96,54 @@ def test_the_webhook_warns_when_a_claim_is_made(server: Server) -> None:
             async with webhook.serving():
                 running = asyncio.create_task(webhook.registration.run(webhook.keeper))
                 try:
-                    await until_warned(started, kept=kept)
+                    await until_refused(started, kept=kept)
+                    for version, plural, body in every_form():
+                        if plural not in await client.served("resource.k8s.io", version):
+                            continue
+                        status, text = await made(started, body, version, plural)
+                        assert (status, SELECTOR in text) == ((201, False) if kept else (422, True)), text
+                        status, text = await made(started, without_capacity(body), version, plural)
+                        assert status == 201, text
+                    assert await keeps_capacity(client, "default") is kept
                 finally:
                     running.cancel()
                     await asyncio.wait({running})
+            if not kept:
+                status, text = await made(started, big("down"))
+                assert (status, "failed calling webhook" in text) == (500, True), text
+                status, text = await made(started, builders.claim("small", builders.request()))
+                assert status == 201, text
 
     asyncio.run(main())
+
+
+def every_form() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield version, plural and body of objects that ask for capacity."""
+    asked = builders.request(memory="32Gi")
+    alternative = {"name": "big", **asked["exactly"]}
+    either = {"name": "either", "firstAvailable": [alternative]}
+    old = {"name": "gpu", **asked["exactly"]}
+    for version, requests in (
+        ("v1", [asked]),
+        ("v1", [builders.request("any"), either]),
+        ("v1beta2", [asked]),
+        ("v1beta1", [old]),
+    ):
+        devices = {"devices": {"requests": requests}}
+        for plural, kind, spec in (
+            ("resourceclaims", "ResourceClaim", devices),
+            ("resourceclaimtemplates", "ResourceClaimTemplate", {"spec": devices}),
+        ):
+            metadata = {"generateName": "form-", "namespace": NAMESPACE}
+            head = {"apiVersion": f"resource.k8s.io/{version}", "kind": kind}
+            yield version, plural, {**head, "metadata": metadata, "spec": spec}
+
+
+def without_capacity(body: dict[str, Any]) -> dict[str, Any]:
+    text = json.dumps(body)
+    found: dict[str, Any] = json.loads(text.replace(', "capacity": {"requests": {"memory": "32Gi"}}', ""))
+    assert found != body
+    return found
 
 
 async def installed(client: KubeApi) -> None:
@@ -109,27 +156,27 @@ async def installed(client: KubeApi) -> None:
         await client.create(resource, body)
 
 
-async def until_warned(started: RealApiServer, *, kept: bool) -> None:
-    """Make claims until one of them is warned of what must be, and of nothing else."""
+async def until_refused(started: RealApiServer, *, kept: bool) -> None:
+    """Make claims until one of them is refused; nothing refuses them where capacity is kept."""
     deadline = time.monotonic() + (5.0 if kept else SECONDS)
-    number = 0
-    warnings: list[str] = []
-    while not warnings and time.monotonic() < deadline:
+    number, status = 0, 201
+    while status == 201 and time.monotonic() < deadline:
         number += 1
-        warnings = await made(started, big(f"warned-{number}"))
+        status, text = await made(started, big(f"tried-{number}"))
         await asyncio.sleep(0.2)
-    assert warnings == ([] if kept else [capacity_advice(["gpu"])])
+    assert status == (201 if kept else 422), text
 
 
-async def made(started: RealApiServer, body: dict[str, Any]) -> list[str]:
-    """Make a claim; return the warnings in the answer."""
+async def made(
+    started: RealApiServer, body: dict[str, Any], version: str = "v1", plural: str = "resourceclaims"
+) -> tuple[int, str]:
+    """Make a claim or template; return the status and what the server says."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    url = f"{started.url}/apis/resource.k8s.io/v1/namespaces/{NAMESPACE}/resourceclaims"
+    url = f"{started.url}/apis/resource.k8s.io/{version}/namespaces/{NAMESPACE}/{plural}"
     headers = {"Authorization": f"Bearer {ADMIN}"}
     async with (
         aiohttp.ClientSession() as session,
         session.post(url, json=body, headers=headers, ssl=context) as response,
     ):
-        assert response.status == 201, await response.text()
-        return [w.split('"', 1)[1].rsplit('"', 1)[0] for w in response.headers.getall("Warning", [])]
+        return response.status, str((await response.json()).get("message", ""))

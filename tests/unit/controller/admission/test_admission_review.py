@@ -14,7 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controller.admission.installed_kinds import installed_kinds
-from controller.admission.review import Judgement, gate, judge, read_review, write_review
+from controller.admission.review import (
+    Judgement,
+    gate,
+    judge,
+    read_review,
+    refuse_capacity,
+    write_review,
+)
 from dra_driver.api.names import (
     ALLOCATION_GATE,
     GROUP_BY_ANNOTATION,
@@ -25,6 +32,7 @@ from dra_driver.api.names import (
 )
 from dra_driver.api.own.kinds import BackendParameters, kinds_by_name
 from dra_driver.api.server.admission import AdmissionRequest
+from dra_driver.cel import compile_selector
 from dra_driver.errors import DecodeError
 
 OURS, OTHER = "gpu.dra-driver.dev", "gpu.example.com"
@@ -252,23 +260,68 @@ def test_other_pods_are_left_alone() -> None:
     assert patched(pod(resourceClaims=CLAIMS), "UPDATE") is None
 
 
-@pytest.mark.parametrize("operation", ["CREATE", "UPDATE"])
-@pytest.mark.parametrize("kept", [True, False])
-def test_a_claim_whose_capacity_was_dropped_is_warned_when_it_is_made(operation: str, kept: bool) -> None:
-    exactly: dict[str, Any] = {"deviceClassName": "gpu", "capacity": {"requests": {"memory": "32Gi"}}}
-    asked = {"spec": {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}}
-    stored = exactly if kept else {"deviceClassName": "gpu"}
-    claim = {
-        "metadata": {"annotations": {"kubectl.kubernetes.io/last-applied-configuration": json.dumps(asked)}},
-        "spec": {"devices": {"requests": [{"name": "gpu", "exactly": stored}]}},
-    }
-    response = answer(review("ResourceClaim", "v1", claim, operation=operation))
-    assert response["allowed"]
-    warnings = response.get("warnings", [])
-    assert [w.split(" by this")[0] for w in warnings] == (
-        ["capacity of request gpu was dropped"] if operation == "CREATE" and not kept else []
+def refused_capacity(kind: str, requests: object) -> dict[str, Any]:
+    devices = {"devices": {"requests": requests}}
+    spec = {"spec": devices} if kind == "ResourceClaimTemplate" else devices
+    body = review(kind, "v1", {"metadata": {"name": "x"}, "spec": spec})
+    response = answer(body, lambda request: refuse_capacity(request, OURS))
+    assert not response["allowed"]
+    assert (response["status"]["code"], response["status"]["reason"]) == (422, "Invalid")
+    return {c["field"]: c["message"] for c in response["status"]["details"]["causes"]}
+
+
+def at_least(domain: str, name: str, amount: str) -> str:
+    capacity = f'device.capacity["{domain}"].{name}'
+    return f'has({capacity}) && {capacity}.compareTo(quantity("{amount}")) >= 0'
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"), [("ResourceClaim", "spec"), ("ResourceClaimTemplate", "spec.spec")]
+)
+def test_capacity_that_would_be_dropped_is_refused_with_the_selector_to_write(kind: str, path: str) -> None:
+    capacity = {"requests": {"memory": "32Gi", "rdma.dra-driver.dev/bandwidth": 5}}
+    big = {"name": "big", "deviceClassName": "gpu", "capacity": capacity}
+    found = refused_capacity(
+        kind,
+        [
+            {"name": "any", "exactly": {"deviceClassName": "gpu", "capacity": None}},
+            {
+                "name": "gpu",
+                "exactly": {"deviceClassName": "gpu", "capacity": {"requests": {"memory": "8Gi"}}},
+            },
+            {"name": "either", "firstAvailable": [{"name": "small"}, big]},
+        ],
     )
-    assert all(len(w) <= 256 for w in warnings)
+    assert list(found) == [
+        f"{path}.devices.requests[1].exactly.capacity",
+        f"{path}.devices.requests[2].firstAvailable[1].capacity",
+    ]
+    one, several = found.values()
+    assert one.startswith("capacity is dropped by this API server")
+    assert one.endswith(f"instead: {at_least(OURS, 'memory', '8Gi')}")
+    both = f"{at_least(OURS, 'memory', '32Gi')} && {at_least('rdma.dra-driver.dev', 'bandwidth', '5')}"
+    assert several.endswith(f"instead: {both}")
+    for text in found.values():
+        compile_selector(text.split("instead: ")[1])
+
+
+@pytest.mark.parametrize(
+    "capacity",
+    [
+        {},
+        {"requests": {}},
+        {"requests": None},
+        {"requests": {"memory": []}},
+        {"requests": {"memory": "much"}},
+        {"requests": {'x"] || true || device.capacity["y': "1"}},
+        {"requests": {f"c{i}": "1" for i in range(5000)}},
+        {"requests": 5},
+    ],
+)
+def test_what_a_stranger_asks_for_is_refused_all_the_same(capacity: object) -> None:
+    found = refused_capacity("ResourceClaim", [{"name": "r", "exactly": {"capacity": capacity}}] * 200)
+    assert 1 <= len(found) <= 64
+    assert all(len(text) <= 512 and "true" not in text for text in found.values())
 
 
 @pytest.mark.parametrize("kind", ["Pod", "ResourceClaim", "ResourceClaimTemplate"])

@@ -25,6 +25,7 @@ from dra_driver.api.server.admission import MUTATING_POLICIES, MUTATING_POLICY_B
 from dra_driver.errors import Forbidden
 from dra_driver.fleet import LendingShown, shown_lending
 from dra_driver.kube import Informer
+from dra_driver.kube.features import drops_capacity
 
 NEVER = {"name": "never", "expression": "false"}
 LABELLED: dict[str, Any] = {"namespaceSelector": {"matchLabels": {ALLOCATOR_LABEL: "controller"}}}
@@ -165,7 +166,14 @@ def test_where_there_are_no_policies_the_webhook_counts(lends: bool) -> None:
     namespace(cluster, "default")
     namespace(cluster, "other", label=False)
     config = AdmissionConfig(port=0)
-    registration = Registration(cluster, config, SYSTEM_NAMESPACE, [DRIVER], lends=lends)
+    registration = Registration(
+        cluster,
+        config,
+        SYSTEM_NAMESPACE,
+        [DRIVER],
+        drops_capacity=lambda: drops_capacity(cluster, DRIVER),
+        lends=lends,
+    )
     material = renewed(None, frozenset({"localhost"}), 1_800_000_000.0, trusted=False)
     assert material is not None
 
