@@ -41,10 +41,12 @@ MANIFESTS: Mapping[str, tuple[str, Sequence[str]]] = {
     "manifests/60-account-policies.yaml": ("account-policies.yaml", ()),
     "manifests/60-networkpolicy.yaml": ("networkpolicy.yaml", ()),
     "manifests/70-kept.yaml": ("kept.yaml", ()),
-    "manifests/gating.yaml": ("admission-policies.yaml", ()),
+    "manifests/60-admission-policies.yaml": ("admission-policies.yaml", ()),
+    # Only API servers from 1.36 on take it: elsewhere the controller's webhook sets the gate.
+    "manifests/gate-policy/gating.yaml": ("gate-policy.yaml", ()),
     "optional/lending/rbac.yaml": ("rbac.yaml", LENDING),
     "optional/lending/account-policies.yaml": ("account-policies.yaml", LENDING),
-    "optional/lending/gating.yaml": ("admission-policies.yaml", LENDING),
+    "optional/lending/gating.yaml": ("gate-policy.yaml", LENDING),
     "optional/lending/kept.yaml": ("kept.yaml", LENDING),
     "optional/lending/recalled-devices.yaml": ("lending.yaml", LENDING),
     "optional/preemption/rbac.yaml": ("rbac.yaml", PREEMPTION),
@@ -57,10 +59,11 @@ HEADS: Mapping[str, str] = {
     "optional/publish-node.yaml": """\
 # For node agents that run with --publish=node: each publishes the ResourceSlices of its own node, and no
 # controller is needed. Whole devices, allocated by kube-scheduler; DevicePolicies need the controller.
+# The gate of gate-policy is not for them.
 #
 #   cd deploy/manifests
 #   kubectl apply -f 00-namespace.yaml -f crds -f 10-rbac.yaml -f 20-deviceclasses.yaml
-#   kubectl apply -f 40-kubelet-plugin.yaml -f 60-account-policies.yaml -f gating.yaml
+#   kubectl apply -f 40-kubelet-plugin.yaml -f 60-account-policies.yaml -f 60-admission-policies.yaml
 #   kubectl apply -f ../optional/publish-node.yaml
 #
 # with --publish=node among the arguments of the DaemonSet. Label no namespace with dra-driver.dev/allocator:
@@ -220,6 +223,7 @@ def main(arguments: Sequence[str]) -> int:
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             stale.append(str(path.relative_to(ROOT)))
             if not options.check:
+                path.parent.mkdir(exist_ok=True)
                 path.write_text(text, encoding="utf-8")
     if options.check and stale:
         print(f"not up to date: {', '.join(stale)}; run: make manifests", file=sys.stderr)

@@ -47,7 +47,7 @@ def own_manifests() -> list[dict[str, Any]]:
     """
     manifests = deploy_directory("manifests")
     paths = [*sorted((manifests / "crds").glob("*.yaml")), manifests / "20-deviceclasses.yaml"]
-    paths.append(manifests / "gating.yaml")
+    paths.append(manifests / "gate-policy" / "gating.yaml")
     documents = [d for path in paths for d in _documents(path)]
     nics = _documents(deploy_directory("optional") / "rdma.yaml")
     documents += [d for d in nics if d["kind"] == "DeviceClass"]

@@ -641,6 +641,38 @@ def test_policies_that_kubernetes_does_not_have_are_left_out(chart: Chart) -> No
     assert [mutating(v) for v in ("1.34.0", "1.35.4", "1.36.0", "1.36.2+k3s1", "1.37.0")] == [0, 0, 1, 1, 1]
 
 
+@pytest.mark.parametrize(
+    ("version", "served", "policies"),
+    [
+        ("1.36.0", (), 0),  # as a server whose administrator has turned the API off
+        ("1.36.0", ("admissionregistration.k8s.io/v1/MutatingAdmissionPolicy",), 1),
+        ("1.35.6", ("admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy",), 0),
+        ("1.35.6", ("admissionregistration.k8s.io/v1/MutatingAdmissionPolicy",), 1),
+    ],
+)
+def test_what_a_server_serves_counts_more_than_its_version(
+    chart: Chart, version: str, served: tuple[str, ...], policies: int
+) -> None:
+    command = [chart.helm, "template", "x", str(CHART), "--kube-version", version]
+    for kind in ("v1/Pod", *served):  # Helm lists kinds where it has asked a server
+        command += ["--api-versions", kind]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert text.count("kind: MutatingAdmissionPolicy\n") == policies
+
+
+def test_only_the_policy_of_the_gate_depends_on_the_version(chart: Chart) -> None:
+    """So that the manifests of one version, without it, are right for all."""
+
+    def rendered(version: str) -> list[str]:
+        command = [chart.helm, "template", "x", str(CHART), "--kube-version", version]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return [d for d in text.split("\n---\n") if "kind: MutatingAdmissionPolicy" not in d]
+
+    expected = rendered("1.36.0")
+    for version in ("1.34.0", "1.35.6", "1.37.0"):
+        assert [d for d in rendered(version) if d.strip()] == [d for d in expected if d.strip()]
+
+
 def test_a_kubernetes_that_is_too_old_is_refused(chart: Chart) -> None:
     command = [chart.helm, "template", "x", str(CHART), "--kube-version", "1.33.9"]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -31,6 +31,11 @@ def folder(name: str) -> dict[Key, Object]:
     return found
 
 
+def manifests() -> dict[Key, Object]:
+    """The objects of an installation on Kubernetes 1.36."""
+    return {**folder("manifests"), **folder("manifests/gate-policy")}
+
+
 def test_no_object_is_in_two_folders() -> None:
     lending, preemption = (folder(f"optional/{name}") for name in FOLDERS)
     assert lending
@@ -40,13 +45,13 @@ def test_no_object_is_in_two_folders() -> None:
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_a_folder_has_only_what_an_installation_has_not(name: str) -> None:
-    installed = folder("manifests")
+    installed = manifests()
     assert not [k for k, raw in folder(f"optional/{name}").items() if installed.get(k) == raw]
 
 
 @pytest.mark.parametrize("order", [(f,) for f in FOLDERS] + list(permutations(FOLDERS)), ids="-".join)
 def test_what_is_applied_in_any_order_is_what_the_chart_makes(chart: Chart, order: tuple[str, ...]) -> None:
-    installed = folder("manifests")
+    installed = manifests()
     for name in order:
         installed |= folder(f"optional/{name}")
     values: dict[str, dict[str, Any]] = {}

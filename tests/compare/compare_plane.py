@@ -149,6 +149,7 @@ class Plane:
     async def _install(self, programs: Path) -> None:
         folder, optional = deploy_directory("manifests"), deploy_directory("optional")
         crds, rest = sorted((folder / "crds").glob("*.yaml")), sorted(folder.glob("*.yaml"))
+        rest += (folder / "gate-policy").glob("*.yaml")
         more = ["preemption", *(["lending"] if self._lending else [])]
         for paths in (crds, rest, *(sorted((optional / name).glob("*.yaml")) for name in more)):
             found = [d for p in paths for d in yaml.safe_load_all(p.read_text(encoding="utf-8")) if d]

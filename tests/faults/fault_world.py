@@ -1051,7 +1051,7 @@ def _manifests() -> list[dict[str, Any]]:
     paths = [
         *sorted((folder / "crds").glob("*.yaml")),
         folder / "20-deviceclasses.yaml",
-        folder / "gating.yaml",
+        folder / "gate-policy" / "gating.yaml",
     ]
     return [
         d

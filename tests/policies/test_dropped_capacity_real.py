@@ -28,7 +28,7 @@ from dra_driver.kube import KubeApi, SystemClock
 from dra_driver.kube.features import keeps_capacity, probe_features
 from dra_driver.resourceclaim import LAST_APPLIED, dropped_from
 
-OFF = "--feature-gates=DRAConsumableCapacity=false"
+GATE = "--feature-gates=DRAConsumableCapacity={}"
 NAME, NAMESPACE = "dra-driver-admission", "default"
 SELECTOR = (
     'has(device.capacity["gpu.dra-driver.dev"].memory) && '
@@ -38,12 +38,12 @@ SECONDS = 60.0
 Server = tuple[RealApiServer, bool]
 
 
-@pytest.fixture(scope="module", params=[(), (OFF,)], ids=["by default", "gate off"])
+@pytest.fixture(scope="module", params=[True, False], ids=["gate on", "gate off"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server, and whether it keeps capacity."""
     folder: Path = tmp_path_factory.mktemp("real")
-    with real_apiserver(folder, *request.param) as started:
-        yield started, not request.param
+    with real_apiserver(folder, GATE.format(str(request.param).lower())) as started:
+        yield started, request.param
 
 
 def big(name: str) -> dict[str, Any]:

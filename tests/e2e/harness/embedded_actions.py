@@ -147,7 +147,8 @@ class EmbeddedActions:
             else:
                 await api._call("DELETE", f"{collection}/{name}")
         # With the gate in every namespace, or as it was installed.
-        path = deploy_directory("optional") / "lending" if on else deploy_directory("manifests")
+        as_installed = deploy_directory("manifests") / "gate-policy"
+        path = deploy_directory("optional") / "lending" if on else as_installed
         for body in documents(path / "gating.yaml"):
             if body["kind"] in GATE_COLLECTIONS:
                 collection, name = GATE_COLLECTIONS[body["kind"]], body["metadata"]["name"]

@@ -16,7 +16,7 @@ USES_CLAIM = {"resourceClaims": [{"name": "gpu", "resourceClaimName": "g"}]}
 
 
 async def install(client: Client, label: str = "controller") -> None:
-    await client.server.install(documents(deploy_directory("manifests") / "gating.yaml"))
+    await client.server.install(documents(deploy_directory("manifests") / "gate-policy" / "gating.yaml"))
     labels = {"dra-driver.dev/allocator": label}
     await client.create("/api/v1/namespaces", {"metadata": {"name": "gated", "labels": labels}})
 

@@ -16,7 +16,7 @@ class Policy:
     def __init__(self, name: str, **variables: str) -> None:
         (spec,) = (
             d["spec"]
-            for d in documents(deploy_directory("manifests") / "gating.yaml")
+            for d in documents(deploy_directory("manifests") / "60-admission-policies.yaml")
             if d["kind"] == "ValidatingAdmissionPolicy" and d["metadata"]["name"] == name
         )
         given = {v["name"]: variables.pop(v["name"], v["expression"]) for v in spec["variables"]}

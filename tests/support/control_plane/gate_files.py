@@ -35,7 +35,7 @@ def gate_documents() -> list[dict[str, Any]]:
     """Return the policy of an installation that lends, and its binding."""
     files = (
         deploy_directory("optional") / "lending" / "gating.yaml",
-        deploy_directory("manifests") / "gating.yaml",
+        deploy_directory("manifests") / "gate-policy" / "gating.yaml",
     )
     found = {
         d["kind"]: d

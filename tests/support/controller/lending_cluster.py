@@ -107,7 +107,7 @@ def gate_everywhere(cluster: FakeClient, **constraints: Any) -> None:
 @functools.cache
 def _gating() -> tuple[dict[str, Any], dict[str, Any]]:
     (policy,) = documents(deploy_directory("optional") / "lending" / "gating.yaml")
-    bindings = documents(deploy_directory("manifests") / "gating.yaml")
+    bindings = documents(deploy_directory("manifests") / "gate-policy" / "gating.yaml")
     (binding,) = (d for d in bindings if d["kind"] == MUTATING_POLICY_BINDINGS.kind)
     return policy, binding
 

@@ -322,3 +322,11 @@ rules:
     resources: [deviceinventories/status]
     verbs: [update, patch]
 {{- end }}
+
+{{/* Whether the gate is set by a policy, and not by the webhook: "true" or nothing. What the server serves says it;
+     where Helm renders for none (helm template), which then knows groups and no kinds, the version does. */}}
+{{- define "dra-driver.gatesByPolicy" -}}
+{{- $served := .Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy" -}}
+{{- $guessed := and (not (.Capabilities.APIVersions.Has "v1/Pod")) (semverCompare ">=1.36.0-0" .Capabilities.KubeVersion.Version) -}}
+{{- if or $served $guessed }}true{{ end -}}
+{{- end }}

@@ -2,7 +2,7 @@
 
 A policy that our own components need has a function here that sets in new objects what the policy sets, and
 no more. It acts as long as the policy and a binding of it are stored, as on a real cluster, for namespaces
-that the policy selects and where its conditions hold: ``deploy/manifests/gating.yaml`` has to be applied for
+that the policy selects and where its conditions hold: ``deploy/manifests/gate-policy`` has to be applied for
 the gate. All others are stored and served, but never evaluated.
 ValidatingAdmissionPolicies are evaluated: see ``policies``.
 """

@@ -33,7 +33,7 @@ NAMES = (
 )
 
 
-def condition(folder: str, part: str = "") -> str:
+def condition(folder: str, part: str) -> str:
     text = (deploy_directory(folder) / part / "gating.yaml").read_text(encoding="utf-8")
     (policy,) = (d for d in yaml.safe_load_all(text) if d["kind"] == "MutatingAdmissionPolicy")
     (found,) = (c for c in policy["spec"]["matchConditions"] if c["name"] == "uses-claims")
@@ -45,7 +45,7 @@ def test_the_policies_say_what_the_webhook_says() -> None:
     def words(expression: str) -> str:
         return "".join(expression.split())
 
-    assert words(condition("manifests")) == words(NAMES_CLAIMS)
+    assert words(condition("manifests", "gate-policy")) == words(NAMES_CLAIMS)
     assert words(condition("optional", "lending")) == words(NAMES_CLAIMS_OR_RESOURCES)
 
 
