@@ -26,7 +26,7 @@ from policy_cases import (
     slice_,
 )
 from policy_world import FENCE, Accounts, create, settled, world
-from real_apiserver import RealApiServer, real_apiserver
+from real_apiserver import RealApiServer, gate_flag, real_apiserver
 from structlog.testing import capture_logs
 
 from controller.app import LEASE, Controller
@@ -49,7 +49,7 @@ INVENTORIES = "/apis/dra-driver.dev/v1alpha1/deviceinventories"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealApiServer]:
     folder: Path = tmp_path_factory.mktemp("real")
-    with real_apiserver(folder) as started:
+    with real_apiserver(folder, gate_flag("DRADeviceTaints")) as started:
         yield started
 
 

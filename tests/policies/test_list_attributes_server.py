@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_apiserver import RealApiServer, real_apiserver
+from real_apiserver import RealApiServer, gate_flag, real_apiserver
 
 from dra_driver.api.meta import DriverName
 from dra_driver.api.names import LISTS_GATE
@@ -98,6 +98,7 @@ async def connected(started: RealApiServer | None, folder: Path, gate: bool) -> 
             yield client
 
 
+TAINTS_GATE = "DRADeviceTaints"
 Server = tuple[RealApiServer | None, bool]
 
 
@@ -112,8 +113,8 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if which == "embedded":
         yield None, gate
         return
-    flags = [f"--feature-gates={LISTS_GATE}=true"] if gate else []
-    with real_apiserver(tmp_path_factory.mktemp("real"), *flags) as started:
+    flag = gate_flag(TAINTS_GATE, *([LISTS_GATE] if gate else []))
+    with real_apiserver(tmp_path_factory.mktemp("real"), flag) as started:
         yield started, gate
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 
 from paths import PROJECT
-from real_apiserver import binaries
+from real_apiserver import binaries, feature_gates
 
 from dra_driver.resourceslice import GATES
 
-COLUMN = "1.36"
+COLUMNS = ("1.34", "1.35", "1.36")
 
 
 def table() -> dict[str, dict[str, str]]:
@@ -33,9 +32,12 @@ def test_every_gate_that_is_probed_is_in_the_table() -> None:
 def test_the_defaults_are_those_of_kubernetes() -> None:
     program = binaries() / "kube-apiserver"
     version = subprocess.run([program, "--version"], check=True, capture_output=True, text=True).stdout
-    assert f"v{COLUMN}." in version, f"the table has no column that is compared with {version.strip()}"
-    text = subprocess.run([program, "--help"], check=True, capture_output=True, text=True).stdout
-    listed = dict(re.findall(r"kube:(\w+)=true\|false \(\w+ - default=(\w+)\)", text))
-    # What is not listed is on for good.
-    defaults = {gate: "on" if listed.get(gate, "true") == "true" else "off" for gate in table()}
-    assert {gate: row[COLUMN] for gate, row in table().items()} == defaults
+    column = next((c for c in COLUMNS if f" v{c}." in version), "")
+    assert column, f"the table has no column that is compared with {version.strip()}"
+    listed, before = feature_gates(program), COLUMNS[: COLUMNS.index(column)]
+    # A gate that is not listed is on for good where it was on before, and else not there yet.
+    defaults = {
+        gate: "on" if listed.get(gate, any(row[c] == "on" for c in before)) else "off"
+        for gate, row in table().items()
+    }
+    assert {gate: row[column] for gate, row in table().items()} == defaults

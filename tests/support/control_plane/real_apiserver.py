@@ -7,7 +7,9 @@ variable ``DRA_K8S_BIN``. Every test that wants it is skipped where the variable
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import re
 import signal
 import socket
 import ssl
@@ -41,6 +43,23 @@ def binaries() -> Path:
     missing = [name for name in PROGRAMS if not os.access(Path(folder) / name, os.X_OK)]
     assert not missing, f"{VARIABLE}={folder}: {', '.join(missing)} is not there"
     return Path(folder)
+
+
+@functools.cache
+def feature_gates(program: Path) -> dict[str, bool]:
+    """Return the feature gates that a kube-apiserver lists, and whether they are on by default."""
+    text = subprocess.run([program, "--help"], check=True, capture_output=True, text=True).stdout
+    found = re.findall(r"kube:(\w+)=true\|false \(\w+ - default=(\w+)\)", text)
+    return {gate: default == "true" for gate, default in found}
+
+
+def gate_flag(*gates: str) -> str:
+    """Return the flag that turns feature gates on; skip the test where the API server lacks one of them."""
+    known = feature_gates(binaries() / "kube-apiserver")
+    missing = [gate for gate in gates if gate not in known]
+    if missing:
+        pytest.skip(f"this API server has no feature gate {', '.join(missing)}")
+    return f"--feature-gates={','.join(f'{gate}=true' for gate in gates)}"
 
 
 class RealApiServer:
