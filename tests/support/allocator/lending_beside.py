@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 import builders
+import pytest
 from builders import device, device_class, inventory, resource_slice
 from gate_files import GATE_COLLECTIONS, WITHOUT_GATE, gate_documents
 from manifest_files import documents
@@ -28,6 +29,7 @@ from dra_driver.api.names import DEFAULT_DRIVER_NAME, PCIE_ROOT, RECALLED_DEVICE
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES, DeviceInventory
 from dra_driver.api.own.policy import DEVICE_POLICIES
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES, ResourceClaim
+from dra_driver.api.server.admission import ADMISSION_GROUP, MUTATING_POLICIES
 from dra_driver.errors import NotFound
 from dra_driver.kube import Handler, Informer
 from dra_driver.ownership import Recalls, bare_devices
@@ -362,6 +364,8 @@ class Beside:
 async def _install(world: SchedulingWorld) -> str:
     """Install what lending needs; return a token of the controller's account."""
     api = world.api
+    if MUTATING_POLICIES.plural not in await api.served(ADMISSION_GROUP, "v1"):
+        pytest.skip("lending by the policy of the gate needs MutatingAdmissionPolicy in version v1")
     await api.create(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}})
     folders = deploy_directory("manifests"), deploy_directory("optional") / "lending"
     kinds = {"ConfigMap": "/api/v1/namespaces/{namespace}/configmaps", **COLLECTIONS, **GATE_COLLECTIONS}

@@ -185,7 +185,9 @@ async def scheduling_world(kind: str, *, pod_groups: bool = False) -> AsyncItera
     if kind == "real":
         binaries()
     with tempfile.TemporaryDirectory() as folder:
-        gates = real_gates.pod_group_flags() if pod_groups and kind == "real" else None
+        gates = None
+        if kind == "real":
+            gates = real_gates.pod_group_flags() if pod_groups else real_gates.taint_flags()
         make = _real(Path(folder), gates) if kind == "real" else _embedded(Path(folder))
         async with make as made:
             await made.api.create(

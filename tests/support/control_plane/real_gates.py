@@ -1,4 +1,4 @@
-"""Feature gates that the real components need for PodGroups, which are alpha in Kubernetes 1.36."""
+"""Feature gates that the real components need: for the controller's taint, and for PodGroups."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import subprocess
 from typing import NamedTuple
 
 import pytest
-from real_apiserver import binaries
+from real_apiserver import binaries, feature_gates, gate_flag
 
-__all__ = ["Flags", "pod_group_flags"]
+__all__ = ["Flags", "pod_group_flags", "taint_flags"]
 
+# Without the first there is no allocation by the controller; the tests ask for memory, too.
+_NEEDED = ("DRADeviceTaints", "DRAConsumableCapacity", "DRAPartitionableDevices", "DRAExtendedResource")
 _RELEASE = "v1.36."
 _GATES = (
     "GenericWorkload",
@@ -24,6 +26,15 @@ class Flags(NamedTuple):
 
     server: tuple[str, ...]
     others: tuple[str, ...]
+
+
+def taint_flags() -> Flags:
+    """Return the flags without which no controller allocates; none where the gates are on by default."""
+    if all(feature_gates(binaries() / "kube-apiserver").get(gate) for gate in _NEEDED):
+        return Flags((), ())
+    gates = gate_flag(*_NEEDED)
+    # kube-scheduler watches the rules of taints in this version.
+    return Flags((gates, "--runtime-config=resource.k8s.io/v1alpha3=true"), (gates,))
 
 
 def pod_group_flags() -> Flags:
