@@ -13,7 +13,7 @@ import structlog
 
 from dra_driver import discovery
 from dra_driver.api.core import NODES
-from dra_driver.api.meta import DriverName, PoolName
+from dra_driver.api.meta import DriverName, PoolName, Uid
 from dra_driver.api.own.policy import PUBLISH
 from dra_driver.discovery.core.bus.pci_binding import PciFunctions
 from dra_driver.errors import ConfigurationError, DraError
@@ -37,6 +37,7 @@ from kubelet_plugin.core.instances import Instances, remove_stale_socket
 from kubelet_plugin.core.notices import Notices
 from kubelet_plugin.core.registration import RegistrationState
 from kubelet_plugin.devices.activity import ActivityWatch
+from kubelet_plugin.devices.gone_claims import GoneClaims
 from kubelet_plugin.devices.hotplug import RELEASE_FILE, Hotplug, watched
 from kubelet_plugin.devices.inventory import InventoryKeeper
 from kubelet_plugin.devices.other_drivers import OtherDrivers
@@ -270,8 +271,13 @@ class Plugin:
             settle_seconds=settle_seconds,
             activity=self._activity,
             use=self._use,
+            gone_claims=GoneClaims(self._client, self._use, self._may_hold),
             clock=self._clock,
         )
+
+    async def _may_hold(self, uid: Uid) -> bool:
+        # Of a call that another instance is at work on, its record alone is seen here.
+        return not self._instances.alone() or await self._preparer.holds(uid)
 
     def _new_other_drivers(self) -> OtherDrivers | None:
         settings = self._configuration

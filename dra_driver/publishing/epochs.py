@@ -136,7 +136,8 @@ def confirmed(held: Registration, *, registered: bool | None, anew: bool) -> Reg
         registered: whether the kubelet has the plugin; if None, it has said nothing since the plugin started.
         anew: whether it has confirmed the plugin since ``held`` was recorded.
     """
-    return Registration(
+    return msgspec.structs.replace(
+        held,
         registered=held.registered if registered is None else registered,
         epoch=held.epoch + (1 if anew else 0),
     )

@@ -262,6 +262,15 @@ class Preparer:
         """Return the records of all claims, also of those that any instance is preparing."""
         return tuple(await self._reservations.read(self._now() + self._timing.budget))
 
+    async def holds(self, uid: Uid) -> bool:
+        """Return whether a claim holds devices, or may come to hold some by a call that is under way."""
+        try:
+            check_uid(uid)
+        except DraError:
+            return False  # no claim is prepared under it
+        async with self._undisturbed(uid) as claim:
+            return claim is None or (claim.record is not None and not claim.record.ended)
+
     async def tidy(self) -> None:
         """Do what ``restore`` does, one claim after the other, while calls go on."""
         files = await self._specs.ours()

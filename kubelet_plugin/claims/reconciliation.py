@@ -9,8 +9,9 @@ until it is proved that no container uses them (``kubelet_plugin.usage.claim_use
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import structlog
 
@@ -27,6 +28,9 @@ from kubelet_plugin.usage.claim_use import ClaimUse
 __all__ = ["Intervals", "Reconciler", "why_gone"]
 
 log = structlog.get_logger(__name__)
+
+# Claims of running pods are compared in one round of so many: half an hour.
+_ROUNDS: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +152,28 @@ class Reconciler:
                 await self._free(record, gone[record.uid])
             else:
                 kept[record.uid] = (record, f"{gone[record.uid]}, and {verdict.why}")
-        self._use.keep_gone(kept, still=suspects.keys() if not answered else ())
+        asked, running = await self._running(records, listed)
+        still = listed - asked | (set() if answered else suspects.keys())
+        self._use.keep_gone(kept | running, still=still)
         self._suspects = suspects
+
+    async def _running(
+        self, records: Sequence[PreparedClaim], listed: Collection[Uid]
+    ) -> tuple[set[Uid], dict[Uid, tuple[PreparedClaim, str]]]:
+        """Look for claims of running pods that are gone: the API says no more that their devices are taken.
+
+        Nothing is unprepared because of that. Those of which it is asked are looked for in every round, all
+        of them now and then, since there is nothing wrong with almost all of them.
+
+        Returns:
+            The claims that the API server has answered about, and those of them that are gone.
+        """
+        often = self.rounds % _ROUNDS == 0
+        due = [r for r in records if r.uid in listed and (often or r.uid in self._use.asked)]
+        gone, answered = await self._gone(due)
+        why = "and the kubelet still lists a pod that has it"
+        kept = {r.uid: (r, f"{gone[r.uid]}, {why}") for r in due if r.uid in gone}
+        return ({r.uid for r in due} if answered else set(kept)), kept
 
     async def _gone(self, records: Sequence[PreparedClaim]) -> tuple[dict[Uid, str], bool]:
         """Return why claims are gone, by UID, and whether the API server has answered about all of them."""

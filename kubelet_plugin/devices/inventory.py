@@ -46,6 +46,7 @@ from kubelet_plugin.core.notices import DRIVER_HANGING, DRIVER_MISSING
 from kubelet_plugin.core.registration import RegistrationState
 from kubelet_plugin.core.signals import Changes
 from kubelet_plugin.devices.activity import ActivityWatch
+from kubelet_plugin.devices.gone_claims import GoneClaims
 from kubelet_plugin.devices.publishing import NodePublisher
 from kubelet_plugin.devices.table import UNMANAGED_PARTITIONS, DeviceTable
 from kubelet_plugin.usage.claim_use import ClaimUse
@@ -71,6 +72,7 @@ _REASONS: Final = {
 
 _RESYNC_SECONDS: Final = 300.0
 _FOLLOW_SECONDS: Final = 5.0
+_GONE_SECONDS: Final = 30.0
 
 log = structlog.get_logger(__name__)
 
@@ -100,6 +102,7 @@ class InventoryKeeper:
             other, and the controller replaces them one after the other.
         activity: source of device utilisation; if None, none is reported.
         use: which devices stay with claims that are gone; if None, none do.
+        gone_claims: keeps the list of such claims; if None, there is none.
     """
 
     def __init__(
@@ -115,9 +118,11 @@ class InventoryKeeper:
         settle_seconds: float = 1.0,
         activity: ActivityWatch | None = None,
         use: ClaimUse | None = None,
+        gone_claims: GoneClaims | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._use = use
+        self._gone_claims = gone_claims
         self._clock = clock or SystemClock()
         self._client = client
         self._node_name = node_name
@@ -217,6 +222,8 @@ class InventoryKeeper:
         """Return seconds until the next round although nothing has changed."""
         if not self._leads():
             return _FOLLOW_SECONDS  # there is no event when the instance that leads dies
+        if self._use is not None and self._use.asked:
+            return _GONE_SECONDS  # another instance, whose calls do not wake this one, may unprepare them
         return (self._publisher.again if self._publisher is not None else 0.0) or _RESYNC_SECONDS
 
     async def reconcile(self) -> None:
@@ -233,6 +240,8 @@ class InventoryKeeper:
         current = await self._sync_observations(current)
         current = await self._sync_condition(current)
         current = await self._sync_registration(current)
+        if self._gone_claims is not None:
+            current = await self._gone_claims.sync(current)
         known = self._slices.synced.is_set() and (self._others is None or self._others.known)
         if self._publisher is not None and known:
             current = await self._publisher.publish(current, self._slices.items())
@@ -358,7 +367,7 @@ class InventoryKeeper:
         confirmations, registered = self._registration.confirmations, self._registration.registered
         held = current.status.registration
         new = confirmations - self._written_confirmations
-        wanted = epochs.confirmed(held, registered=registered, anew=bool(new))
+        wanted = self._promised(epochs.confirmed(held, registered=registered, anew=bool(new)))
         if wanted != held:
             current = await self._write_registration(current, wanted)
             log.info("registration written", registered=wanted.registered, epoch=wanted.epoch)
@@ -366,12 +375,24 @@ class InventoryKeeper:
         return current
 
     async def _write_registration(self, current: DeviceInventory, wanted: Registration) -> DeviceInventory:
+        # All are written out, also where they are false or 0 and the encoding leaves them out.
+        registration = {
+            "registered": wanted.registered,
+            "epoch": wanted.epoch,
+            "goneClaimsEpoch": wanted.gone_claims_epoch,
+        }
         patch = {
             "metadata": {"resourceVersion": current.metadata.resource_version},
-            # Both fields are written out, also where they are false or 0 and the encoding leaves them out.
-            "status": {"registration": {"registered": wanted.registered, "epoch": wanted.epoch}},
+            "status": {"registration": registration},
         }
-        return await self._client.merge_patch(DEVICE_INVENTORIES, self._name, patch, subresource="status")
+        written = await self._client.merge_patch(DEVICE_INVENTORIES, self._name, patch, subresource="status")
+        if self._gone_claims is not None:
+            self._gone_claims.stored(written.status.registration)
+        return written
+
+    def _promised(self, registration: Registration) -> Registration:
+        """Return the registration with what is promised in its epoch."""
+        return registration if self._gone_claims is None else self._gone_claims.promised(registration)
 
     # --- slices that are gone -------------------------------------------------------------------------------
 
@@ -400,7 +421,7 @@ class InventoryKeeper:
             return  # the controller was in the middle of it; the change wakes us
         held = again.status.registration
         gone = sorted(set(again.status.publication.slices) - names)
-        await self._write_registration(again, epochs.asks_again(held))
+        await self._write_registration(again, self._promised(epochs.asks_again(held)))
         self._last_raise = loop.time()
         log.warning("slices are gone; asked for them again", gone=gone[:8], epoch=held.epoch + 1)
 

@@ -74,6 +74,7 @@ class ClaimUse:
     Attributes:
         changes: notified when claims begin or cease to be kept.
         visible: whether processes of pods could be seen at the last look; None before the first.
+        asked: claims of which it is asked whether they still hold devices, because they are gone.
 
     Args:
         driver: ours.
@@ -110,11 +111,16 @@ class ClaimUse:
         self._joined: dict[Uid, dict[Uid, PodReference]] = {}
         self.changes = Changes()
         self.visible: bool | None = None
+        self.asked: frozenset[Uid] = frozenset()
 
     @property
     def kept(self) -> int:
         """How many claims keep their devices because these may be in use."""
         return len(self._kept)
+
+    def gone(self) -> Sequence[PreparedClaim]:
+        """Return the claims that the API server has no more and that keep their devices."""
+        return [kept.record for kept in self._kept.values() if kept.is_gone]
 
     def conditions(self) -> Mapping[str, DeviceHealth]:
         """Return what the inventory says of devices that stay with such claims, by name.
@@ -233,6 +239,8 @@ class ClaimUse:
     def unprepared(self, uid: Uid) -> None:
         """Note that a claim has released its devices."""
         self.release(uid)
+        if uid in self.asked:
+            self.changes.notify()
         self._joined.pop(uid, None)
         self._once_listed.discard(uid)
         try:

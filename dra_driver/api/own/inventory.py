@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from dra_driver.api.meta import DriverName, PoolName, Resource, Wire, WireObject
+from dra_driver.api.meta import DriverName, PoolName, Resource, Uid, Wire, WireObject
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import Condition, DeviceAttribute, DeviceCapacity
 from dra_driver.api.shared import shared, shared_attributes, shared_capacities
@@ -23,6 +23,7 @@ __all__ = [
     "DEVICE_INVENTORIES",
     "GROUP",
     "LARGEST_CAPACITY",
+    "MOST_GONE_CLAIMS",
     "MOST_PLACES",
     "MOST_PLACES_OF_ALL",
     "NODE_PUBLISHES",
@@ -34,6 +35,8 @@ __all__ = [
     "DeviceInventoryStatus",
     "DeviceLink",
     "Discovery",
+    "GoneClaim",
+    "GoneClaimDevice",
     "InventoryDevice",
     "LentUnit",
     "OccupiedPlace",
@@ -53,6 +56,8 @@ LARGEST_CAPACITY: Final = Quantity.parse("1Pi")
 # Partitions that one device can be cut into, each kind at each place; and all devices of an inventory.
 MOST_PLACES: Final = 128
 MOST_PLACES_OF_ALL: Final = 4096
+# Of one inventory; the CRD refuses more. A claim has at most 32 devices.
+MOST_GONE_CLAIMS: Final = 128
 # ``spec.publisher`` of a node whose plugin publishes.
 NODE_PUBLISHES = "node"
 
@@ -191,10 +196,18 @@ class Registration(Wire, frozen=True, kw_only=True):
     Attributes:
         registered: whether the kubelet knows the plugin.
         epoch: how often slices were asked for.
+        gone_claims_epoch: the same as ``epoch`` where the plugin keeps ``status.goneClaims``; an older one
+            raises ``epoch`` alone.
     """
 
     registered: bool = False
     epoch: int = 0
+    gone_claims_epoch: int = 0
+
+    @property
+    def keeps_gone_claims(self) -> bool:
+        """Whether the plugin removes claims from ``status.goneClaims`` that it does not have prepared."""
+        return 0 < self.epoch == self.gone_claims_epoch
 
 
 class LentUnit(Wire, frozen=True, kw_only=True):
@@ -294,6 +307,35 @@ class Activity(Wire, frozen=True, kw_only=True):
     idle: tuple[str, ...] = ()
 
 
+class GoneClaimDevice(Wire, frozen=True, kw_only=True):
+    """A device that stays with a claim that is gone.
+
+    Attributes:
+        device: its name in the pool.
+        share_id: which share of it, if the claim had a share.
+        consumed_capacity: of that share.
+    """
+
+    device: str
+    share_id: Uid | None = msgspec.field(default=None, name="shareID")
+    consumed_capacity: Mapping[str, Quantity] = msgspec.field(default_factory=dict)
+
+
+class GoneClaim(Wire, frozen=True, kw_only=True):
+    """A claim that the API server has no more although it was not deallocated.
+
+    Added by the controller, which has seen it deleted, or by the plugin, which has it prepared; removed by
+    the plugin once it has not. It names no claim: readers of inventories may not be readers of its namespace.
+
+    Attributes:
+        uid: of the claim.
+        devices: that it had of this pool.
+    """
+
+    uid: Uid
+    devices: tuple[GoneClaimDevice, ...] = ()
+
+
 class DeviceInventoryStatus(Wire, frozen=True, kw_only=True):
     """``publication`` and ``conditions`` belong to the publisher of the slices, the rest to the plugin.
 
@@ -301,6 +343,7 @@ class DeviceInventoryStatus(Wire, frozen=True, kw_only=True):
 
     Attributes:
         conditions: ``Published`` of the publisher, ``Discovered`` of the plugin.
+        gone_claims: whose devices stay taken.
     """
 
     registration: Registration = Registration()
@@ -308,6 +351,7 @@ class DeviceInventoryStatus(Wire, frozen=True, kw_only=True):
     activity: Activity = Activity()
     publication: Publication = Publication()
     conditions: tuple[Condition, ...] = ()
+    gone_claims: tuple[GoneClaim, ...] = ()
 
 
 class DeviceInventory(WireObject, frozen=True, kw_only=True):

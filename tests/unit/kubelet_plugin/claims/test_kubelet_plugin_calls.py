@@ -428,7 +428,7 @@ def _named() -> tuple[Any, str]:
 
 def _registration(kube: FakeClient) -> dict[str, Any]:
     registration: dict[str, Any] = (inventory(kube) or {}).get("status", {}).get("registration", {})
-    return registration
+    return {name: value for name, value in registration.items() if name != "goneClaimsEpoch"}
 
 
 def _slice(name: str) -> dict[str, Any]:

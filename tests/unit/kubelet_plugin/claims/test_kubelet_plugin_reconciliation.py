@@ -16,10 +16,11 @@ from crashing_stores import Disk, DiskCheckpoints, DiskSpecs
 from fake_client import FakeClient
 from kubelet_calls import checkpointed, prepare, unprepare
 from listing_kubelet import ListingKubelet, cgroup, listing, process
-from node_agent import DRIVER, add_claim, claim, device, eventually, running
+from node_agent import DRIVER, NODE, add_claim, claim, device, eventually, running
 
 from dra_driver.api.core import EVENTS
 from dra_driver.api.meta import PoolName, Uid
+from dra_driver.api.own.inventory import DEVICE_INVENTORIES, inventory_name
 from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.errors import Forbidden, NotFound
 from dra_driver.preparation import Checkpoint, ClaimState, DeviceSetting, PreparedClaim, PreparedDevice
@@ -122,19 +123,42 @@ async def some_rounds(node: Any) -> None:
     await eventually(lambda: node.plugin._reconciler.rounds >= seen + 6)
 
 
-def test_a_claim_that_the_kubelet_lists_is_kept_and_not_asked_for(tmp_path: Path) -> None:
+def listed_gone(node: Any) -> list[str]:
+    """UIDs of the claims that the inventory lists because they are gone."""
+    found = node.kube.obj(DEVICE_INVENTORIES, inventory_name(NODE, DRIVER))
+    return [c.uid for c in found.status.gone_claims]
+
+
+def test_a_claim_of_a_running_pod_is_seldom_asked_for(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with gone_claim(tmp_path) as (node, _, body):
+            cgroup(tmp_path / "cgroup")
+            add_claim(node.kube, body)
+            await some_rounds(node)
+            seen = node.plugin._reconciler.rounds
+            node.kube.calls.clear()
+            await eventually(lambda: node.plugin._reconciler.rounds >= seen + 12)
+            rounds = node.plugin._reconciler.rounds - seen
+            assert 1 <= node.kube.calls.count(("get", "ResourceClaim", "one", "")) <= rounds / 6 + 1
+            assert listed_gone(node) == []
+
+    asyncio.run(main())
+
+
+def test_a_claim_that_the_kubelet_lists_is_kept_and_its_devices_stay_taken(tmp_path: Path) -> None:
     async def main() -> None:
         async with gone_claim(tmp_path) as (node, kubelet, body):
             cgroup(tmp_path / "cgroup")
+            await eventually(lambda: listed_gone(node) == [body["metadata"]["uid"]])
             await some_rounds(node)
-            node.kube.calls.clear()
-            await some_rounds(node)
-            assert ("get", "ResourceClaim", "one", "") not in node.kube.calls
+            assert listed_gone(node) == [body["metadata"]["uid"]]
+            assert node.plugin.notices.counts["ClaimGoneInUse"] == 1
             assert len(checkpointed(node)) == 1
             # The same name, another UID.
             other = cdi_names(node, body)[0].replace(body["metadata"]["uid"], POD)
             kubelet.pods = {("ns", "pod"): ("one", DRIVER, [other])}
             await eventually(lambda: node.plugin._reconciler.unprepared == 1)
+            await eventually(lambda: listed_gone(node) == [])
 
     asyncio.run(main())
 
