@@ -11,6 +11,7 @@ from controller.allocate.decide import Settings
 from controller.allocate.signal import Signal
 from controller.allocate.state.assume_cache import AssumeCache
 from controller.allocate.state.following import follow
+from controller.allocate.state.gone_claims import GoneClaims
 from controller.allocate.state.pool_owners import CurrentOwners
 from controller.allocate.state.pool_states import PoolStates
 from controller.allocate.worker.child import Child, WorkerChild
@@ -78,6 +79,7 @@ class State:
         journal: takes every change before it is reported to other parts.
         answers: what pods get.
         assume_cache: claims, and what is taken.
+        gone_claims: what claims keep that are gone.
         pools: what publishing says to allocating.
         owners: whose pools are.
         freed: devices may have become free.
@@ -88,6 +90,7 @@ class State:
     journal: Journal
     answers: Answers
     assume_cache: AssumeCache
+    gone_claims: GoneClaims
     pools: PoolStates
     owners: CurrentOwners
     freed: Signal[[]]
@@ -127,7 +130,8 @@ class State:
         )
         freed: Signal[[]] = Signal()
         pool_changed: Signal[[PoolID]] = Signal()
-        assume_cache = AssumeCache(informers.claims, journal, freed)
+        gone_claims = GoneClaims(config.drivers, informers.inventories)
+        assume_cache = AssumeCache(informers.claims, journal, freed, gone_claims)
         slices = informers.slices
         pools = PoolStates(
             policy, journal.apply, pool_changed, lambda pool: slices.by_index(POOL_INDEX, pool)
@@ -139,6 +143,7 @@ class State:
             journal=journal,
             answers=answers,
             assume_cache=assume_cache,
+            gone_claims=gone_claims,
             pools=pools,
             owners=owners,
             freed=freed,

@@ -14,6 +14,7 @@ from controller.publish.dropped import DroppedCapacity
 from controller.publish.extended_resources import ExtendedResources
 from controller.publish.gated import GatedNamespaces
 from controller.publish.gates import PoolGates
+from controller.publish.gone_claims import GoneClaimWriter
 from controller.publish.known_claims import KnownClaims
 from controller.publish.lending import FirstRead
 from controller.publish.loans import PoolLoans
@@ -42,6 +43,7 @@ class Publishing:
     recalls: RecallWriter | None
     first_read: FirstRead
     gated: GatedNamespaces | None
+    gone_claims: GoneClaimWriter
 
     @classmethod
     def of(cls, env: Environment, state: State) -> Publishing:
@@ -96,7 +98,9 @@ class Publishing:
         state.freed.listen(publisher.look_at_pending)
         dropped = DroppedCapacity(informers.claims, informers.templates, recorder)
         env.metrics.watch_dropped_capacity(dropped.count)
-        for queue in (publisher.queue, policies.queue):
+        gone_claims = GoneClaimWriter(client, state.gone_claims, informers.inventories)
+        env.metrics.watch_gone_claims(state.gone_claims.__len__)
+        for queue in (publisher.queue, policies.queue, gone_claims.queue):
             env.metrics.watch_queue(queue.name, queue.__len__)
         recalls: RecallWriter | None = None
         if config.lending is not LendingMode.OFF:
@@ -104,7 +108,7 @@ class Publishing:
             recalls = RecallWriter(client, clock, config.namespace, loans, gates, seconds)
             env.metrics.watch_loans(loans.count, recalls.__len__)
         first_read = FirstRead(KnownClaims(client, state.assume_cache), loans, config.timings.drain)
-        return cls(policies, publisher, loans, recalls, first_read, gated)
+        return cls(policies, publisher, loans, recalls, first_read, gated, gone_claims)
 
     async def probe(self, metrics: Metrics) -> None:
         """Ask the API server which fields it keeps, until it answers: that decides who allocates."""
@@ -127,6 +131,7 @@ class Publishing:
         """Start the loops."""
         tasks.create_task(self.publisher.run())
         tasks.create_task(self.policies.run())
+        tasks.create_task(self.gone_claims.run())
         if self.recalls is not None:
             tasks.create_task(self.recalls.run())
             tasks.create_task(self.first_read.run())
@@ -137,6 +142,7 @@ class Publishing:
         """Cancel timers."""
         self.publisher.queue.close()
         self.policies.queue.close()
+        self.gone_claims.queue.close()
 
 
 def _tolerators(env: Environment, state: State) -> Tolerators:

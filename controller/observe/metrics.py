@@ -168,6 +168,11 @@ class Metrics:
             "Pods whose claims are allocated, and which kube-scheduler has not bound yet.",
             registry=self.registry,
         )
+        self._gone_claims = Gauge(
+            f"{prefix}_gone_claims",
+            "Claims that went without being deallocated, whose devices their nodes have not freed yet.",
+            registry=self.registry,
+        )
         self._lent_for = Gauge(
             f"{prefix}_loan_pods",
             "Pods for which devices are lent to kube-scheduler.",
@@ -291,6 +296,10 @@ class Metrics:
     def watch_unbound(self, count: Callable[[], float]) -> None:
         """Read how many pods are allocated and not bound whenever metrics are read."""
         self._unbound.set_function(count)
+
+    def watch_gone_claims(self, count: Callable[[], float]) -> None:
+        """Read how many claims that are gone keep devices whenever metrics are read."""
+        self._gone_claims.set_function(count)
 
     def watch_loan_pods(self, count: Callable[[], float]) -> None:
         """Read for how many pods devices are lent whenever metrics are read."""

@@ -43,6 +43,12 @@ from dra_driver.resourceclaim.gating import (
     gating_of_webhook,
     selects,
 )
+from dra_driver.resourceclaim.gone import (
+    allocation_of_gone,
+    devices_by_pool,
+    gone_allocations,
+    listed_claims,
+)
 from dra_driver.resourceclaim.pods import (
     PodClaim,
     claims_named,
@@ -67,12 +73,14 @@ __all__ = [
     "RequestName",
     "Share",
     "allocated_pools",
+    "allocation_of_gone",
     "capacity_advice",
     "capacity_selector",
     "claims_named",
     "classes_by_resource",
     "consumer_names",
     "consumer_of",
+    "devices_by_pool",
     "dropped_capacity",
     "dropped_from",
     "extended_claim",
@@ -81,6 +89,7 @@ __all__ = [
     "foreign_gates",
     "gating_of_policy",
     "gating_of_webhook",
+    "gone_allocations",
     "held_by",
     "is_allocated",
     "is_extended_claim",
@@ -92,6 +101,7 @@ __all__ = [
     "is_served",
     "join_request",
     "lacks_extended_claim",
+    "listed_claims",
     "named_twice",
     "pod_claims",
     "pod_reference",

@@ -16,6 +16,7 @@ from controller.allocate.decide import (
     same_for_decisions,
 )
 from controller.allocate.signal import Signal
+from controller.allocate.state.gone_claims import GoneClaims
 from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.api.resource import AllocationResult, ResourceClaim
 from dra_driver.kube import Handler, Informer
@@ -32,15 +33,25 @@ class AssumeCache:
         claims: followed from now on.
         journal: takes each change, before other parts hear of it.
         freed: sent when devices may have become free.
+        gone: knows what claims keep that are gone; if None, they keep nothing.
     """
 
-    def __init__(self, claims: Informer[ResourceClaim], journal: Journal, freed: Signal[[]]) -> None:
+    def __init__(
+        self,
+        claims: Informer[ResourceClaim],
+        journal: Journal,
+        freed: Signal[[]],
+        gone: GoneClaims | None = None,
+    ) -> None:
         self._claims = claims
         self._journal = journal
         self._freed = freed
         self._view = ClaimView()
         # Answers to our writes that the informer has not shown yet.
         self._written: dict[Uid, ResourceClaim] = {}
+        self._gone_claims = gone
+        if gone is not None:
+            gone.changed.listen(self._keep)
         claims.add_handler(Handler(added=self._seen, updated=lambda _, c: self._seen(c), deleted=self._gone))
 
     # --- questions ------------------------------------------------------------------------------------------
@@ -87,11 +98,10 @@ class AssumeCache:
     def note(self, claim: ResourceClaim) -> None:
         """Take in the answer to a write."""
         known = self._claims.get(claim.key)
-        if (
-            known is not None
-            and known.metadata.uid == claim.metadata.uid
-            and not is_newer(known.metadata.resource_version, claim.metadata.resource_version)
-        ):
+        if known is None or known.metadata.uid != claim.metadata.uid:
+            if self._gone_claims is not None:
+                self._gone_claims.gone(claim)  # with what it has just got, which nobody has seen
+        elif not is_newer(known.metadata.resource_version, claim.metadata.resource_version):
             self._written[claim.metadata.uid] = claim
             self._put(claim)
 
@@ -110,6 +120,8 @@ class AssumeCache:
 
     def _seen(self, claim: ResourceClaim) -> None:
         uid = claim.metadata.uid
+        if self._gone_claims is not None:
+            self._gone_claims.seen(claim)
         written = self._written.get(uid)
         if written is not None and is_newer(
             claim.metadata.resource_version, written.metadata.resource_version
@@ -119,10 +131,22 @@ class AssumeCache:
         self._put(claim if written is None else written)
 
     def _gone(self, claim: ResourceClaim) -> None:
-        self._written.pop(claim.metadata.uid, None)
+        newest = self._written.pop(claim.metadata.uid, claim)
+        if self._gone_claims is not None:
+            # Before the claim is forgotten: its devices are taken all the time.
+            self._gone_claims.gone(newest)
         # An assumed allocation stays: the writer finds out that the claim is gone, and releases it.
         freed = self._view.remove(claim.key, claim.metadata.uid)
         self._report(ClaimGone(claim.key, claim.metadata.uid), freed=freed)
+
+    def _keep(self, uid: Uid, allocation: AllocationResult | None) -> None:
+        """Count the devices as taken that a claim keeps which is gone.
+
+        They are counted under a UID of their own: what is assumed of a claim is the writer's to end.
+        """
+        key, kept = ObjectKey("", f"gone-{uid}"), Uid(f"gone-{uid}")
+        freed = self._view.assume(key, kept, allocation)
+        self._report(ClaimAssumed(key, kept, allocation), freed=freed)
 
     def _put(self, claim: ResourceClaim) -> None:
         known = self.get(claim.key)

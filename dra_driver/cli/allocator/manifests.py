@@ -36,7 +36,7 @@ from dra_driver.cli import common
 from dra_driver.cli.display.progress import shown_if_long
 from dra_driver.errors import DecodeError, InvalidInput
 from dra_driver.ownership import is_controller_taint
-from dra_driver.resourceclaim import pod_claims
+from dra_driver.resourceclaim import gone_allocations, pod_claims
 from dra_driver.structured import (
     Allocated,
     AllocatedState,
@@ -140,12 +140,15 @@ class Manifests:
         names = {n.metadata.name for n in self.nodes}
         named = {s.spec.node_name for s in self.slices if s.spec.node_name}
         named |= {d.node_name for s in self.slices for d in s.spec.devices if d.node_name}
+        present = {c.metadata.uid for c in self.claims}
+        allocated = AllocatedState.from_claims(self.claims)
+        allocated = allocated.with_allocations(gone_allocations(self.inventories, present))
         implied = [Node(metadata=ObjectMeta(name=name)) for name in sorted(named - names)]
         return Snapshot.build(
             slices=self.slices,
             classes=self.classes,
             nodes=[*self.nodes, *implied],
-            allocated=AllocatedState.from_claims(self.claims),
+            allocated=allocated,
         )
 
     def users(self) -> dict[ObjectKey, list[Pod]]:

@@ -18,6 +18,7 @@ import yaml
 from dra_driver.api import codec
 from dra_driver.api.core import Pod
 from dra_driver.api.names import ALLOCATED_CONDITION, ALLOCATION_GATE
+from dra_driver.api.own.inventory import DeviceInventory
 from dra_driver.api.resource import DeviceClass, ResourceClaim, ResourceSlice
 from dra_driver.cli.allocator.manifests import Manifests
 from dra_driver.cli.display.progress import Progress, shown_if_long
@@ -66,6 +67,17 @@ def test_devices_are_counted_with_the_largest_and_the_nodes() -> None:
     assert " ".join(lines[2].split()) == "gpu 6 of 6 memory below 1000Gi; largest 160Gi n1, n2, n3"
     wide = str(explained(fleet(asking("huge", "1000Gi")), output="wide"))
     assert len(wide.splitlines()) == 2 + 6
+
+
+def test_a_claim_that_is_gone_and_keeps_its_devices_is_the_reason() -> None:
+    manifests = fleet(asking("big", "160Gi"))
+    inventory = builders.inventory("n3")
+    inventory["status"]["registration"]["goneClaimsEpoch"] = 1
+    inventory["status"]["goneClaims"] = [{"uid": "u-7", "devices": [{"device": "gpu-1"}]}]
+    manifests.inventories.append(codec.convert(DeviceInventory, inventory))
+    found = explained(manifests)
+    assert not found.fits
+    assert "a claim that is gone (UID u-7)" in str(found)
 
 
 def test_what_is_withheld_is_told_where_something_does_not_fit(
