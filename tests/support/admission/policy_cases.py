@@ -21,6 +21,8 @@ AGENT = "dra-driver-kubelet-plugin-a"
 THEIRS = "gpu.example.com"
 FINALIZER = "resource.kubernetes.io/delete-protection"
 GATE = "dra-driver.dev/allocation"
+# A pod that is being deleted.
+ENDING = "ending"
 
 CORE, DRA = "/api/v1", "/apis/resource.k8s.io/v1"
 CLAIMS, PODS = f"{DRA}/namespaces/{TENANT}/resourceclaims", f"{CORE}/namespaces/{TENANT}/pods"
@@ -181,6 +183,9 @@ def objects() -> Iterator[tuple[str, Body]]:
     yield CLAIMS, bare
     gates = [{"name": GATE}, {"name": "example.com/queue"}]
     yield PODS, pod("gated", TENANT, schedulingGates=gates)
+    ending = pod(ENDING, TENANT, schedulingGates=gates)
+    ending["metadata"]["finalizers"] = ["example.com/mine"]
+    yield PODS, ending
     yield SLICES, slice_("ours", DEFAULT_DRIVER_NAME)
     yield SLICES, slice_("theirs", THEIRS)
     yield EVENTS, event("ours", "dra-driver-controller", "Pod", "gated")
@@ -198,6 +203,7 @@ def cases() -> Iterator[Write]:
     yield from _finalizers()
     yield from _slices()
     yield from _pods()
+    yield from _gates()
     yield from _nodes()
     yield from _entries()
     yield from _events()
@@ -318,6 +324,22 @@ def _pods() -> Iterator[Write]:
     yield said("writes the phase", {"status": {"phase": "Failed"}})
     yield said("writes addresses", {"status": {"podIPs": [{"ip": "10.0.0.1"}], "podIP": "10.0.0.1"}})
     yield said("changes labels by the status", {"metadata": {"labels": {"a": "c"}}})
+
+
+def _gates() -> Iterator[Write]:
+    """Anybody's writes: whoever may write pods could have its own pods looked at before those of others."""
+    policy, others = "dra-driver-gated-pods", [{"name": "example.com/queue"}]
+
+    def gates(
+        what: str, left: list[Body] | None, refused: str = "", name: str = "gated", **more: Any
+    ) -> Write:
+        return _patch(what, "admin", f"{PODS}/{name}", {"spec": {"schedulingGates": left}, **more}, refused)
+
+    yield gates("takes the gate off a pod", others, policy)
+    yield gates("takes all gates off a pod", None, policy)
+    yield gates("takes another gate off a pod", [{"name": GATE}])
+    yield gates("changes labels of a pod with the gate", [{"name": GATE}], metadata={"labels": {"a": "c"}})
+    yield gates("takes the gate off a pod that is being deleted", others, name=ENDING)
 
 
 def _nodes() -> Iterator[Write]:

@@ -12,11 +12,13 @@ from manifest_files import documents
 from policy_cases import (
     AGENT,
     CLAIMS,
+    ENDING,
     LEADER,
     LEASES,
     MERGE,
     NODE,
     OURS,
+    PODS,
     SLICES,
     STANDBY,
     STATUSES,
@@ -146,6 +148,7 @@ async def world(
         path = f"/apis/resource.k8s.io/v1/namespaces/{TENANT}/resourceclaims/{name}/status"
         patch = {"status": status}
         await admin._call("PATCH", path, body=patch, content_type=MERGE)
+    await admin._call("DELETE", f"{PODS}/{ENDING}", body={})
     clients: dict[str, KubeApi] = {"admin": admin}
     async with contextlib.AsyncExitStack() as stack:
         for who, account, name, spec in (
