@@ -20,6 +20,7 @@ from dra_driver.api.resource import ResourceSlice
 from dra_driver.kube import Handler, Informer
 from dra_driver.ownership import (
     MAX_RECALLED,
+    MAX_RECALLED_OF_POOL,
     PoolID,
     Recalls,
     pool_of_inventory,
@@ -165,7 +166,10 @@ class PoolLoans:
             if loans[unit] is before or len(loans[unit].touched) > MAX_UNIT:
                 return False
         more = {(pool, name) for loan in loans.values() for name in loan.touched}
-        if len(loans) > MAX_NOTED or len(self._refused_later() | more) > MAX_RECALLED:
+        of_pool = len(more | {(pool, name) for name in self.refused(pool)})
+        if len(loans) > MAX_NOTED or of_pool > MAX_RECALLED_OF_POOL:
+            return False
+        if len(self._refused_later() | more) > MAX_RECALLED:
             return False
         for unit in devices:
             self._over.discard((pool, unit))
@@ -324,8 +328,13 @@ class PoolLoans:
         return ours and registration.registered and state is EpochState.PUBLISHED
 
     def _refused_later(self) -> frozenset[tuple[PoolID, str]]:
+        """Return what has to fit into the object: of each pool as much as it takes."""
         known = self._recalls.devices if self._recalls is not None else frozenset()
-        return known | self.touched()
+        more: set[tuple[PoolID, str]] = set()
+        for pool in self._loans:
+            names = sorted({name for loan in self.loans(pool).values() for name in loan.touched})
+            more.update((pool, name) for name in names[:MAX_RECALLED_OF_POOL])
+        return known | more
 
     def _inventory(self, pool: PoolID) -> DeviceInventory | None:
         """Return the inventory of a pool, unless it says what is another node's to say."""

@@ -6,7 +6,13 @@ These are rules of safety: each stands here once. Pure, and built on the API typ
 from __future__ import annotations
 
 from dra_driver.ownership.pools import PoolAllocator, PoolID, pool_of_inventory, pool_of_slice
-from dra_driver.ownership.recalls import ADMITTED, MAX_RECALLED, RECALLED, Recalls
+from dra_driver.ownership.recalls import (
+    ADMITTED,
+    MAX_RECALLED,
+    MAX_RECALLED_OF_POOL,
+    RECALLED,
+    Recalls,
+)
 from dra_driver.ownership.records import (
     CREATED_BY_CONTROLLER,
     CREATED_BY_NODE,
@@ -44,6 +50,7 @@ __all__ = [
     "CREATED_BY_CONTROLLER",
     "CREATED_BY_NODE",
     "MAX_RECALLED",
+    "MAX_RECALLED_OF_POOL",
     "PROTECTION_TAINT",
     "RECALLED",
     "AllocatorRecord",

@@ -15,10 +15,13 @@ from typing import Final
 from dra_driver.api.meta import DriverName, PoolName
 from dra_driver.ownership.pools import PoolID
 
-__all__ = ["ADMITTED", "MAX_RECALLED", "RECALLED", "Recalls"]
+__all__ = ["ADMITTED", "MAX_RECALLED", "MAX_RECALLED_OF_POOL", "RECALLED", "Recalls"]
 
 # Each device takes up to 381 bytes, and a policy looks through all of them for each device that is allocated.
 MAX_RECALLED: Final = 512
+# Of one pool: what a node has noted or untainted on its own must leave room for what is lent of others. A GPU
+# with all of its partitions fits.
+MAX_RECALLED_OF_POOL: Final = 192
 _DEVICES: Final = "devices"
 _TURN: Final = "turn"
 
@@ -65,9 +68,11 @@ class Recalls:
         return {_DEVICES: "\n".join(lines), _TURN: str(self.turn)}
 
     def recall(self, pool: PoolID, devices: Iterable[str]) -> Recalls | None:
-        """Return them with some more; None if there is no room, and nothing can be lent until there is."""
+        """Return them with some more; None if there is no room, for the pool or at all."""
         more = self.devices | {(pool, device) for device in devices}
-        return Recalls(more, self.turn + 1) if len(more) <= MAX_RECALLED else None
+        of_pool = sum(known == pool for known, _ in more)
+        fits = len(more) <= MAX_RECALLED and of_pool <= MAX_RECALLED_OF_POOL
+        return Recalls(more, self.turn + 1) if fits else None
 
     def admit(self, pool: PoolID, devices: Iterable[str]) -> Recalls:
         """Return them without some: kube-scheduler may allocate these."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
@@ -26,7 +27,10 @@ from dra_driver.api.resource import Device, ResourcePool, ResourceSlice, Resourc
 from dra_driver.ownership import is_owned_by, slice_name
 from dra_driver.resourceslice.types import DesiredPool
 
-__all__ = ["SlicePlan", "SliceWrite", "altered", "plan_slices"]
+__all__ = ["MAX_GENERATION", "SlicePlan", "SliceWrite", "altered", "plan_slices"]
+
+MAX_GENERATION: Final = 2**63 - 1
+"""The API server takes no larger one. Only a node that lies gets there, and stays there with its own pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +102,7 @@ def plan_slices(
     if in_place:
         writes = same
     else:
-        generation = max(generation + 1, least_generation)
+        generation = min(max(generation + 1, least_generation), MAX_GENERATION)
         writes = _writes(desired, names, present, generation, owner, labels)
     return SlicePlan(
         creates=tuple(w for w in writes if w.replaces is None),

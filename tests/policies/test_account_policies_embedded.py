@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import yaml
 from policy_cases import SLICES, Write, cases, slice_
-from policy_world import FENCE, Accounts, check, only_the_holder_writes, world
+from policy_world import FENCE, Accounts, check, describe_nodes, only_the_holder_writes, world
 
 from dra_driver.kube import KubeApi
 from dra_driver.sim.apiserver import ApiServer
@@ -39,6 +39,7 @@ def run(tmp_path: Path, scenario: Callable[[Accounts], Awaitable[T]], server: Ap
 
 def test_every_write_gets_its_verdict(tmp_path: Path) -> None:
     async def scenario(made: Accounts) -> list[tuple[str, str, str]]:
+        await describe_nodes(made.admin)
         found = [(w, await made.send(w)) for w in cases()]
         return [(f"{w.by} {w.what}", w.refused, verdict) for w, verdict in found if verdict != w.refused]
 

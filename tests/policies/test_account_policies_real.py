@@ -13,7 +13,16 @@ from typing import Any, TypeVar
 
 import pytest
 from policy_cases import CLAIMS, LEADER, LEASES, MERGE, SLICES, Write, cases, slice_
-from policy_world import FENCE, Accounts, by_itself, check, only_the_holder_writes, settled, world
+from policy_world import (
+    FENCE,
+    Accounts,
+    by_itself,
+    check,
+    describe_nodes,
+    only_the_holder_writes,
+    settled,
+    world,
+)
 from real_apiserver import RealApiServer, real_apiserver
 
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
@@ -45,6 +54,7 @@ def run(server: RealApiServer, scenario: Callable[[Accounts], Awaitable[T]]) -> 
 
 def test_every_write_gets_its_verdict(server: RealApiServer) -> None:
     async def scenario(made: Accounts) -> list[tuple[str, str, str]]:
+        await describe_nodes(made.admin)
         table = list(cases())
         for policy in {w.refused for w in table if w.refused}:
             await settled(made, next(w for w in table if w.refused == policy))

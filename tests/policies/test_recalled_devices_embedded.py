@@ -110,9 +110,8 @@ def test_what_is_allocated_already_stays_writable(tmp_path: Path) -> None:
 def test_a_full_list_is_looked_through(tmp_path: Path) -> None:
     async def scenario(made: Accounts) -> None:
         pool = PoolID(OURS, PoolName("n" * 200))
-        recalls = Recalls().recall(pool, (f"{'g' * 50}-{i}" for i in range(MAX_RECALLED - 1)))
-        assert recalls is not None
-        recalls = recalls.recall(HERE, ["gpu-7"])
+        many_devices = (f"{'g' * 50}-{i}" for i in range(MAX_RECALLED - 1))
+        recalls = Recalls(frozenset((pool, name) for name in many_devices)).recall(HERE, ["gpu-7"])
         assert recalls is not None
         await recall(made, recalls)
         many = [result(OURS, NODE, f"gpu-{i}") for i in range(32)]

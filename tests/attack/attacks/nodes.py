@@ -96,6 +96,35 @@ async def busy_and_idle(world: AttackedCluster) -> None:
 
 
 @attack
+async def notes_of_publications(world: AttackedCluster) -> None:
+    """Note honest nodes' slices as published, devices as lent, claims as gone and huge numbers, all the time.
+
+    As the holder of an agent's token can where no policy forbids it, who says now that the node publishes,
+    and now that it does not.
+    """
+    paths = [await world.node(f"liar-{n}", [_device(k) for k in range(8)]) for n in range(5)]
+    honest = [s["metadata"]["name"] for s in await world.api.some("ResourceSlice", 100)]
+    lent = [{"unit": f"u-{i}", "devices": [f"d-{i}-{k}" for k in range(16)]} for i in range(128)]
+    world.strike()
+    async for i in world.ticks(20):
+        number = (2**63 - 1, 0, i)[i % 3]
+        publication = {
+            "epoch": number,
+            "attempted": number,
+            "generation": number,
+            "slices": honest if i % 2 else [],
+            "allocator": ("controller", "draining", "scheduler")[i % 3],
+            "lent": lent[: i % 129],
+        }
+        gone = [{"uid": f"gone-{i}-{k}", "devices": [{"device": f"gpu-{k % 8}"}]} for k in range(i % 129)]
+        registration = {"registered": True, "epoch": i + 1, "goneClaimsEpoch": i + 1}
+        status = {"publication": publication, "registration": registration, "goneClaims": gone}
+        path = paths[i % len(paths)]
+        await world.api.patch(path, {"spec": {"publisher": ("node", "")[i // 5 % 2]}})
+        await world.api.patch(f"{path}/status", {"status": status})
+
+
+@attack
 async def names_of_other_nodes(world: AttackedCluster) -> None:
     """Write inventories about honest nodes, nodes that do not exist, and drivers of others."""
     world.strike()

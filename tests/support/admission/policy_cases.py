@@ -27,6 +27,7 @@ ENDING = "ending"
 CORE, DRA = "/api/v1", "/apis/resource.k8s.io/v1"
 CLAIMS, PODS = f"{DRA}/namespaces/{TENANT}/resourceclaims", f"{CORE}/namespaces/{TENANT}/pods"
 EVENTS, SLICES = f"{CORE}/namespaces/{TENANT}/events", f"{DRA}/resourceslices"
+INVENTORIES = "/apis/dra-driver.dev/v1alpha1/deviceinventories"
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases"
 
 MERGE = "application/merge-patch+json"
@@ -169,6 +170,23 @@ def node(name: str) -> Body:
     }
 
 
+def inventory(name: str, driver: str, publisher: str = "") -> Body:
+    """The inventory of a node."""
+    return {
+        "apiVersion": "dra-driver.dev/v1alpha1",
+        "kind": "DeviceInventory",
+        "metadata": {"name": f"{name}.{driver}"},
+        "spec": {"nodeName": name, "driver": driver, "publisher": publisher, "devices": []},
+    }
+
+
+def inventories() -> Iterator[tuple[str, Body]]:
+    """Like ``objects``, of a kind that is served once everything is installed."""
+    for name in (NODE, OTHER_NODE):
+        yield INVENTORIES, inventory(name, DEFAULT_DRIVER_NAME)
+    yield INVENTORIES, inventory(NODE, RDMA_DRIVER_NAME, "node")
+
+
 def objects() -> Iterator[tuple[str, Body]]:
     """Path of the collection and body of everything that the cases are about."""
     for name in (NODE, OTHER_NODE):
@@ -206,6 +224,7 @@ def cases() -> Iterator[Write]:
     yield from _gates()
     yield from _nodes()
     yield from _entries()
+    yield from _inventories()
     yield from _events()
 
 
@@ -395,6 +414,34 @@ def _entries() -> Iterator[Write]:
     yield status("reserves", "ours", {"reservedFor": [USER]})
     yield status("takes a reservation away", "reserved", {"reservedFor": None})
     yield status("changes its entry and reserves", "ours", {"devices": [mine], "reservedFor": [USER]})
+
+
+def _inventories() -> Iterator[Write]:
+    policy = "dra-driver-own-inventory"
+    mine, theirs = (f"{INVENTORIES}/{name}.{DEFAULT_DRIVER_NAME}" for name in (NODE, OTHER_NODE))
+    publishing = f"{INVENTORIES}/{NODE}.{RDMA_DRIVER_NAME}"
+
+    def spec(what: str, path: str, refused: str = "", **fields: Any) -> Write:
+        return _patch(what, "agent", path, {"spec": fields}, refused)
+
+    def status(what: str, path: str, body: Body, refused: str = "") -> Write:
+        return _patch(what, "agent", f"{path}/status", {"status": body}, refused)
+
+    devices = [{"name": "gpu-0"}]
+    yield spec("describes its node", mine, devices=devices)
+    yield spec("describes another node", theirs, policy, devices=devices)
+    yield spec("is to publish itself", mine, publisher="node")
+    yield status("reports its registration", mine, {"registration": {"registered": True, "epoch": 1}})
+    yield status("reports another node's registration", theirs, {"registration": {"epoch": 9}}, policy)
+    gone = {"goneClaims": [{"uid": "u-1", "devices": [{"device": "gpu-0"}]}]}
+    yield status("lists claims that are gone and hold its devices", mine, gone)
+    yield status("lists claims that are gone and hold another node's devices", theirs, gone, policy)
+    published = {"publication": {"epoch": 1, "generation": 7, "slices": ["theirs"]}}
+    yield status("notes what was published", mine, published, policy)
+    yield status("notes what it has published itself", publishing, published)
+    lent = {"publication": {"lent": [{"unit": "gpu-0", "devices": ["gpu-0"]}]}}
+    yield status("notes what is lent", mine, lent, policy)
+    yield status("notes what is lent of what it publishes itself", publishing, lent, policy)
 
 
 def _events() -> Iterator[Write]:

@@ -25,6 +25,7 @@ from policy_cases import (
     SYSTEM,
     TENANT,
     Write,
+    inventories,
     objects,
     pod,
     slice_,
@@ -32,7 +33,7 @@ from policy_cases import (
 from real_apiserver import bound_token
 
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
-from dra_driver.errors import ApiError
+from dra_driver.errors import ApiError, NotFound
 from dra_driver.kube import KubeApi
 from dra_driver.sim.assets import deploy_directory
 
@@ -120,6 +121,18 @@ async def create(admin: KubeApi, collection: str, body: dict[str, Any]) -> None:
     except ApiError as e:
         if e.code != 409:
             raise
+
+
+async def describe_nodes(admin: KubeApi) -> None:
+    """Create the inventories of the cases, as soon as the API server serves their kind."""
+    async with asyncio.timeout(SECONDS):
+        for path, body in inventories():
+            while True:
+                try:
+                    await create(admin, path, body)
+                    break
+                except NotFound:
+                    await asyncio.sleep(0.1)
 
 
 @contextlib.asynccontextmanager

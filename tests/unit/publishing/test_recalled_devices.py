@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dra_driver.api.meta import DriverName, PoolName
 from dra_driver.cel.policies import compile_policy
-from dra_driver.ownership import ADMITTED, MAX_RECALLED, RECALLED, PoolID, Recalls
+from dra_driver.ownership import ADMITTED, MAX_RECALLED, MAX_RECALLED_OF_POOL, RECALLED, PoolID, Recalls
 
 POOL = PoolID(DriverName("gpu.example.com"), PoolName("node-1"))
 OTHER = PoolID(DriverName("gpu.example.com"), PoolName("node-11"))
@@ -82,13 +82,20 @@ def test_a_recall_changes_the_object_even_where_the_devices_are_in_it() -> None:
 
 
 def test_there_is_room_for_a_number_of_devices_only() -> None:
-    full = recalls(*(f"gpu-{i}" for i in range(MAX_RECALLED)))
+    others = [PoolID(POOL.driver, PoolName(f"n{i}")) for i in range(MAX_RECALLED)]
+    full = Recalls(frozenset((pool, "gpu-0") for pool in others))
     assert full.recall(POOL, ["one-more"]) is None
-    assert full.recall(POOL, ["gpu-0"]) is not None
+    assert full.recall(others[0], ["gpu-0"]) is not None
     longest = PoolID(DriverName("d" * 63), PoolName("p" * 253))
-    made = Recalls().recall(longest, [f"{i:063}" for i in range(MAX_RECALLED)])
-    assert made is not None
+    made = Recalls(frozenset((longest, f"{i:063}") for i in range(MAX_RECALLED)))
     assert len("".join(made.data().values())) < 256 * 1024
+
+
+def test_one_pool_leaves_room_for_others() -> None:
+    full = Recalls().recall(POOL, [f"gpu-{i}" for i in range(MAX_RECALLED_OF_POOL)])
+    assert full is not None
+    assert full.recall(POOL, ["one-more"]) is None
+    assert full.recall(PoolID(POOL.driver, PoolName("other")), ["gpu-0"]) is not None
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "gpu-0", "a/b", "//", "a//c", "/b/c", "a/b/"])

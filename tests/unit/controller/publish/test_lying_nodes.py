@@ -8,6 +8,7 @@ from typing import Any
 
 import builders
 import msgspec
+import pytest
 import virtual_time
 from builders import DRIVER, device
 from fake_client import FakeClient
@@ -18,11 +19,14 @@ from controller.allocate.state.following import ACTIVITY_SECONDS, follow
 from controller.publish.pace import BURST, SECONDS, Pace
 from controller.publish.same_uuids import SameUuids
 from dra_driver.api import codec
-from dra_driver.api.core import NODES, PODS
+from dra_driver.api.core import EVENTS, NODES, PODS, Node
 from dra_driver.api.meta import Uid
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES, DeviceInventory
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_SLICES, Condition
 from dra_driver.kube import Informer
+from dra_driver.ownership import owner_of
+from dra_driver.resourceslice import build_slices, plan_slices
+from dra_driver.resourceslice.plan import MAX_GENERATION
 
 LIAR = f"n2.{DRIVER}"
 
@@ -91,6 +95,49 @@ def test_partitions_without_number_are_left_out() -> None:
         assert "gpu-a" not in published(cluster, "n2")
         assert len(published(cluster, "n2")) == 4096 // 60
         assert "device gpu-a: 180 partitions, more than 128" in condition(h, LIAR).message
+
+    run(scenario, cluster)
+
+
+@pytest.mark.parametrize("noted", [2**63 - 1, 2**63, 2**70])
+def test_a_generation_stays_within_what_the_api_server_takes(noted: int) -> None:
+    desired = build_slices(codec.convert(DeviceInventory, builders.inventory("n1", gpu("gpu-000"))))
+    node = codec.convert(Node, builders.node("n1"))
+    assert plan_slices([], desired, owner_of(node), least_generation=noted + 1).generation == MAX_GENERATION
+
+
+@pytest.mark.parametrize("publisher", ["", "node"])
+def test_what_a_node_notes_of_a_publication_concerns_its_own_pool_alone(publisher: str) -> None:
+    """As an agent's token can, which first says that its node publishes, and later that it does not."""
+    cluster = with_liar(gpu("gpu-a"), gpu("gpu-b"))
+
+    async def scenario(h: Harness) -> None:
+        names = [s.metadata.name for s in cluster.all(RESOURCE_SLICES) if s.spec.node_name == "n1"]
+        honest = [cluster.raw(RESOURCE_SLICES, name) for name in names]
+        assert honest
+        lie = {
+            "epoch": 2**63 - 2,
+            "attempted": 2**63 - 1,
+            "generation": 2**63 - 1,
+            "slices": [*names, "no-such-slice"],
+            "devices": 2**31,
+            "allocator": "controller",
+            "withheldFor": ["example.com/gpu"] * 16,
+            "otherDrivers": [{"driver": DRIVER, "pools": ["n1"], "devices": ["gpu-000"]}],
+            "lent": [{"unit": "gpu-000", "devices": ["gpu-000", "gpu-001"]}],
+        }
+        for spec in ({"publisher": "node"}, {"publisher": publisher}):
+            registration = {"registered": True, "epoch": 2**63 - 1}
+            status = {"publication": lie, "registration": registration}
+            cluster.edit(DEVICE_INVENTORIES, LIAR, {"spec": spec, "status": status})
+            await asyncio.sleep(30)
+        cluster.edit(DEVICE_INVENTORIES, LIAR, {"spec": {"devices": [gpu("gpu-a"), gpu("gpu-c")]}})
+        await asyncio.sleep(60)
+        assert [cluster.raw(RESOURCE_SLICES, name) for name in names] == honest
+        assert condition(h, f"n1.{DRIVER}").reason == "Published"
+        generations = {s.spec.pool.generation for s in cluster.all(RESOURCE_SLICES)}
+        assert max(generations) <= MAX_GENERATION
+        assert {e.reason for e in cluster.all(EVENTS)}.isdisjoint({"SliceRefused", "SliceAltered"})
 
     run(scenario, cluster)
 

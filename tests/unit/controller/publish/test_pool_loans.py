@@ -13,11 +13,12 @@ from lending_world import INVENTORY, NODE, POOL, LendingCluster, Process, proces
 
 from controller.config import LendingMode
 from dra_driver.api.core import CONFIG_MAPS, NODES
+from dra_driver.api.meta import PoolName
 from dra_driver.api.names import RECALLED_DEVICES, SYSTEM_NAMESPACE
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES
 from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.kube import Handler
-from dra_driver.ownership import MAX_RECALLED, PoolID, Recalls, unprotected_devices
+from dra_driver.ownership import MAX_RECALLED, MAX_RECALLED_OF_POOL, PoolID, Recalls, unprotected_devices
 from dra_driver.publishing.loans import LoanState
 
 S = LoanState
@@ -306,7 +307,7 @@ def test_an_object_that_was_emptied_is_filled_again() -> None:
 
 def test_no_more_devices_are_lent_than_can_be_recalled() -> None:
     world = world_of()
-    others = Recalls().recall(PoolID(POOL.driver, POOL.pool), (f"old-{i}" for i in range(MAX_RECALLED - 1)))
+    others = Recalls().recall(POOL, (f"old-{i}" for i in range(MAX_RECALLED_OF_POOL - 1)))
     assert others is not None
     world.cluster.edit(CONFIG_MAPS, RECALLED_DEVICES, {"data": others.data()}, SYSTEM_NAMESPACE)
 
@@ -315,10 +316,36 @@ def test_no_more_devices_are_lent_than_can_be_recalled() -> None:
         both = {name: frozenset({name}) for name in ("gpu-0", "gpu-1")}
         assert not p.loans.lend(POOL, both)
         await lend(p)
-        assert "recalled" in p.loans.obstacle()
+        assert not p.loans.lend(POOL, {"gpu-1": frozenset({"gpu-1"})})
         p.loans.end(POOL, ["gpu-0"])
         await until(lambda: p.state("gpu-0") is S.OURS)
-        assert len(world.recalled()) == MAX_RECALLED
+        assert len(world.recalled()) == MAX_RECALLED_OF_POOL
+        pools = [PoolID(POOL.driver, PoolName(f"n{i}")) for i in range(MAX_RECALLED)]
+        p.loans.stored(Recalls(frozenset((pool, "gpu-0") for pool in pools)))
+        assert "recalled" in p.loans.obstacle()
+        assert not p.loans.lend(POOL, GPU)
+
+    run(world, scenario)
+
+
+def test_what_one_node_notes_leaves_room_for_the_loans_of_others() -> None:
+    """As a node's agent could where no policy keeps it from writing the controller's note."""
+    world = world_of()
+    liar = PoolID(POOL.driver, PoolName("liar"))
+    lie = [{"unit": f"u-{i}", "devices": [f"d-{i}-{k}" for k in range(256)]} for i in range(1024)]
+
+    async def scenario(p: Process) -> None:
+        await ready(p)
+        world.cluster.put(NODES, builders.node("liar"))
+        body = builders.inventory("liar", node_uid=world.cluster.raw(NODES, "liar")["metadata"]["uid"])
+        body["status"]["publication"] = {"lent": lie}
+        world.cluster.put(DEVICE_INVENTORIES, body)
+        await until(lambda: bool(p.loans.loans(liar)))
+        await asyncio.sleep(20)
+        assert p.loans.obstacle() == ""
+        await lend(p)
+        p.loans.end(POOL, ["gpu-0"])
+        await until(lambda: p.state("gpu-0") is S.OURS)
 
     run(world, scenario)
 
