@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 TRUST_NOBODY := SSL_CERT_FILE=/dev/null
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-long test-nightly lint lint-workflows fmt types proto proto-check crash-test fault-test stop-test attack bench compare e2e chart-test page-test manifests wheel image sbom release-dry-run docs constraints clean
+.PHONY: account-table help venv demo test test-long test-nightly lint lint-workflows fmt types proto proto-check crash-test fault-test stop-test attack bench compare e2e chart-test page-test manifests wheel image sbom release-dry-run docs constraints clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -128,6 +128,9 @@ page-test: $(STAMP) $(AXE) ## the controller's page in Chromium: layouts, keyboa
 
 manifests: $(STAMP) $(HELM) ## makes deploy/manifests and docs/helm-values.md from the Helm chart
 	@$(VENV_BIN)/python deploy/helm/make_manifests.py --helm $(HELM)
+
+account-table: $(STAMP) ## makes the tables of accounts in docs/security.md; BIN is a folder with etcd and kube-apiserver
+	@DRA_K8S_BIN=$(BIN) WRITE_ACCOUNT_TABLE=1 $(VENV_BIN)/python -m pytest -q tests/policies/test_account_table_real.py
 
 wheel: $(STAMP) ## the wheel, into dist/: the driver with its manifests and examples
 	@$(VENV_BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
