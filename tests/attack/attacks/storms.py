@@ -118,3 +118,16 @@ async def labels_of_nodes_change(world: AttackedCluster) -> None:
     finally:
         for i, name in enumerate(nodes):
             await world.api.patch(f"/api/v1/nodes/{name}", {"metadata": {"labels": {RACK: f"r{i // 4}"}}})
+
+
+@attack
+async def pods_made_with_a_node(world: AttackedCluster) -> None:
+    """Create pods with names of honest nodes, by the hundred: no scheduler and no gate holds them."""
+    made = []
+    for i in range(400):
+        objects_of_pod = one(f"made-{i}", TENANT, objects.devices(1 + i % 8))
+        spec = objects_of_pod[-1]["spec"]
+        del spec["schedulingGates"]
+        spec["nodeName"] = fleet.node_name(i % world.nodes)
+        made.append(objects_of_pod)
+    await _come_and_go(world, 40, made)
