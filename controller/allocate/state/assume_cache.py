@@ -47,6 +47,8 @@ class AssumeCache:
         self._journal = journal
         self._freed = freed
         self._view = ClaimView()
+        # What counts as assumed because claims that are gone keep it.
+        self._kept: set[Uid] = set()
         # Answers to our writes that the informer has not shown yet.
         self._written: dict[Uid, ResourceClaim] = {}
         self._gone_claims = gone
@@ -70,11 +72,11 @@ class AssumeCache:
         An answer that is awaited may not know yet that the pool is blocked. It is dropped when it comes, so
         this is the second of two locks.
         """
-        return self._view.assumed_in(pool) or self._journal.freshness.is_undecided(pool)
+        return bool(self.being_written(pool)) or self._journal.freshness.is_undecided(pool)
 
     def being_written(self, pool: PoolID) -> set[str]:
         """Return the devices of a pool of which an allocation is being written."""
-        return self._view.assumed_devices(pool)
+        return self._view.assumed_devices(pool, self._kept)
 
     def taken(self, pool: PoolID) -> PoolState:
         """Return what claims have taken of a pool: allocated or assumed."""
@@ -145,6 +147,10 @@ class AssumeCache:
         They are counted under a UID of their own: what is assumed of a claim is the writer's to end.
         """
         key, kept = ObjectKey("", f"gone-{uid}"), Uid(f"gone-{uid}")
+        if allocation is None:
+            self._kept.discard(kept)
+        else:
+            self._kept.add(kept)
         freed = self._view.assume(key, kept, allocation)
         self._report(ClaimAssumed(key, kept, allocation), freed=freed)
 

@@ -61,21 +61,18 @@ class ClaimView:
         """Return whether an allocation of the claim is being written."""
         return claim.metadata.uid in self._assumed
 
-    def assumed_in(self, pool: PoolID) -> bool:
-        """Return whether an allocation from the pool is being written."""
-        return any(
-            PoolID(r.driver, r.pool) == pool
-            for _, allocation in self._assumed.values()
-            for r in allocation.devices.results
-        )
+    def assumed_devices(self, pool: PoolID, but: Collection[Uid] = ()) -> set[str]:
+        """Return the devices of a pool of which an allocation is being written.
 
-    def assumed_devices(self, pool: PoolID) -> set[str]:
-        """Return the devices of a pool of which an allocation is being written."""
+        Args:
+            pool: which one.
+            but: UIDs of what is assumed and not being written.
+        """
         return {
             r.device
-            for _, allocation in self._assumed.values()
+            for uid, (_, allocation) in self._assumed.items()
             for r in allocation.devices.results
-            if PoolID(r.driver, r.pool) == pool
+            if uid not in but and PoolID(r.driver, r.pool) == pool
         }
 
     def holders(self) -> Iterator[tuple[ObjectKey, Uid, AllocationResult]]:

@@ -7,16 +7,25 @@ from itertools import pairwise
 from typing import Any
 
 import builders
+import msgspec
 import pytest
 import virtual_time
 from builders import DRIVER
 from controller_harness import NS, Harness, claim, classes, controlling, node, pod
 from fake_client import FakeClient, unreachable
 
+from controller.allocate.answers.journal import Journal
+from controller.allocate.signal import Signal
+from controller.allocate.state.assume_cache import AssumeCache
+from controller.allocate.state.gone_claims import GoneClaims
+from dra_driver.api import codec
 from dra_driver.api.core import NODES, PODS
+from dra_driver.api.meta import PoolName
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES, MOST_GONE_CLAIMS
-from dra_driver.api.resource import RESOURCE_CLAIMS
+from dra_driver.api.resource import RESOURCE_CLAIMS, AllocationResult, ResourceClaim
 from dra_driver.errors import Conflict
+from dra_driver.kube import Informer
+from dra_driver.ownership import PoolID
 
 NAME = f"n1.{DRIVER}"
 KEEPS = {"registration": {"registered": True, "epoch": 1, "goneClaimsEpoch": 1}}
@@ -210,6 +219,30 @@ def test_where_the_inventory_goes_with_its_node_nothing_stays_taken() -> None:
         assert h.devices("mine") == [("n1", "gpu-0")]
 
     run(scenario, one_gpu())
+
+
+def test_what_a_claim_keeps_that_is_gone_is_not_being_written() -> None:
+    """A pool that changes hands waits for what is being written, not for the pods of such claims."""
+
+    async def main() -> None:
+        inventories = Informer(one_gpu(), DEVICE_INVENTORIES)
+        gone = GoneClaims((DRIVER,), inventories)
+        cache = AssumeCache(Informer(FakeClient(), RESOURCE_CLAIMS), Journal(), Signal(), gone)
+        task = asyncio.create_task(inventories.run())
+        await inventories.synced.wait()
+        held = codec.convert(ResourceClaim, builders.claim("c", uid="u-1"))
+        kept = codec.convert(
+            AllocationResult, builders.allocation(builders.result("n1", "gpu-0"))["allocation"]
+        )
+        status = msgspec.structs.replace(held.status, allocation=kept)
+        gone.gone(msgspec.structs.replace(held, status=status))
+        pool = PoolID(DRIVER, PoolName("n1"))
+        assert set(cache.taken(pool).devices) == {"gpu-0"}
+        assert not cache.assumed_in(pool)
+        assert cache.being_written(pool) == set()
+        task.cancel()
+
+    asyncio.run(main())
 
 
 def test_the_list_is_written_in_spite_of_trouble_and_nothing_is_free_meanwhile() -> None:
