@@ -221,6 +221,18 @@ def test_where_the_inventory_goes_with_its_node_nothing_stays_taken() -> None:
     run(scenario, one_gpu())
 
 
+def test_the_largest_claim_can_be_listed() -> None:
+    """With as many devices and capacities as the API lets a claim have: a refused write would ask nobody."""
+    cluster = one_gpu()
+    consumed = {f"capacity-{i:02}": "1Pi" for i in range(32)}
+    share = "11111111-2222-4333-8444-555555555555"
+    devices = [{"device": f"{i:063}", "shareID": share, "consumedCapacity": consumed} for i in range(32)]
+    patch = {"status": {"goneClaims": [{"uid": share, "devices": devices}]}}
+    written = asyncio.run(cluster.merge_patch(DEVICE_INVENTORIES, NAME, patch, subresource="status"))
+    (found,) = written.status.gone_claims
+    assert len(found.devices) == len(found.devices[0].consumed_capacity) == 32
+
+
 def test_what_a_claim_keeps_that_is_gone_is_not_being_written() -> None:
     """A pool that changes hands waits for what is being written, not for the pods of such claims."""
 
