@@ -23,6 +23,7 @@ __all__ = [
     "build",
     "convert",
     "decode",
+    "decode_kept",
     "decode_strict",
     "encode",
     "from_json",
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
+_O = TypeVar("_O", bound=WireObject)
 
 # An API server stores nothing that is nested more deeply (Go's encoding/json).
 _DEEPEST: Final = 10_000
@@ -80,7 +82,7 @@ def build(*kinds: type) -> None:
         _decoder(kind)
 
 
-def from_json(decoder: msgspec.json.Decoder[_T], data: bytes | str | msgspec.Raw) -> _T:
+def from_json(decoder: msgspec.json.Decoder[_T], data: bytes | bytearray | str | msgspec.Raw) -> _T:
     """Decode JSON however deeply it is nested; null says the same as leaving the value out.
 
     Users nest opaque parameters as they like, and in Python 3.11 the interpreter's limit counts the calls on
@@ -103,7 +105,7 @@ def from_json(decoder: msgspec.json.Decoder[_T], data: bytes | str | msgspec.Raw
             sys.setrecursionlimit(limit)
 
 
-def _decoded(decoder: msgspec.json.Decoder[_T], data: bytes | str | msgspec.Raw) -> _T:
+def _decoded(decoder: msgspec.json.Decoder[_T], data: bytes | bytearray | str | msgspec.Raw) -> _T:
     try:
         return decoder.decode(data)
     except msgspec.ValidationError:
@@ -123,6 +125,16 @@ def decode(kind: type[_T], data: bytes | str | msgspec.Raw) -> _T:
         return from_json(_decoder(kind), data)
     except (msgspec.DecodeError, UnicodeDecodeError) as e:
         raise DecodeError(f"{kind.__name__}: {e}") from e
+
+
+def decode_kept(resource: Resource[_O], data: bytes | str | msgspec.Raw) -> _O:
+    """Decode an object that is listed or watched, and return what is kept of it (``Resource.keep``).
+
+    Raises:
+        DecodeError: as ``decode`` does.
+    """
+    item = decode(resource.type, data)
+    return item if resource.keep is None else resource.keep(item)
 
 
 def convert(kind: type[_T], raw: object) -> _T:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Mapping
 from typing import Generic, NamedTuple, NewType, TypeVar
 
 import msgspec
@@ -94,9 +95,10 @@ class Resource(Generic[_T]):
         kind: name in the object.
         namespaced: whether objects live in namespaces.
         type: struct of one object.
+        keep: gives what is kept of an object that is listed or watched; None: all that the struct has.
     """
 
-    __slots__ = ("group", "kind", "namespaced", "plural", "type", "version")
+    __slots__ = ("group", "keep", "kind", "namespaced", "plural", "type", "version")
 
     def __init__(
         self, group: str, version: str, plural: str, kind: str, type_: type[_T], *, namespaced: bool
@@ -107,6 +109,13 @@ class Resource(Generic[_T]):
         self.kind = kind
         self.type = type_
         self.namespaced = namespaced
+        self.keep: Callable[[_T], _T] | None = None
+
+    def keeping(self, keep: Callable[[_T], _T]) -> Resource[_T]:
+        """Return the same kind, of whose objects less is kept, each made smaller as soon as it is decoded."""
+        other = copy.copy(self)
+        other.keep = keep
+        return other
 
     @property
     def api_version(self) -> str:

@@ -108,6 +108,10 @@ class OpaqueDeviceConfiguration(Wire, frozen=True, kw_only=True):
     driver: DriverName
     parameters: msgspec.Raw = msgspec.Raw(b"null")
 
+    def __post_init__(self) -> None:
+        # As decoded, it is a view of all that was decoded with it: a page of a list would stay in memory.
+        msgspec.structs.force_setattr(self, "parameters", self.parameters.copy())
+
 
 class DeviceToleration(Wire, frozen=True, kw_only=True):
     """``tolerations[]``: operator is Equal (default) or Exists; an empty key with Exists tolerates all."""
@@ -260,6 +264,9 @@ class AllocatedDeviceStatus(Wire, frozen=True, kw_only=True):
     # Not ``msgspec.Raw | None``, into which msgspec decodes null alone.
     data: msgspec.Raw = msgspec.Raw(b"null")
     network_data: NetworkDeviceData | None = None
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "data", self.data.copy())  # as of opaque parameters
 
 
 class ResourceClaimStatus(Wire, frozen=True, kw_only=True):

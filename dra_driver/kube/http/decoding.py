@@ -19,10 +19,23 @@ from dra_driver.errors import (
     DecodeError,
 )
 from dra_driver.kube.http import status
+from dra_driver.kube.http.paging import LARGEST_OBJECT
 
-__all__ = ["LISTS", "RESOURCES", "decode_answer", "decode_event", "decode_object", "lines"]
+__all__ = [
+    "LISTS",
+    "RESOURCES",
+    "ListBody",
+    "decode_answer",
+    "decode_event",
+    "decode_object",
+    "lines",
+    "list_without_items",
+]
 
 T = TypeVar("T", bound=WireObject)
+
+# Of a list, before its items: a token to go on has some hundred.
+_LONGEST_HEAD = 16 * 1024
 
 log = structlog.get_logger(__name__)
 
@@ -32,7 +45,9 @@ class _ListMeta(msgspec.Struct, rename="camel"):
     continue_: str = msgspec.field(default="", name="continue")
 
 
-class _ListBody(msgspec.Struct):
+class ListBody(msgspec.Struct):
+    """A page of a list."""
+
     metadata: _ListMeta
     items: list[msgspec.Raw] | None = None
 
@@ -54,7 +69,7 @@ class _MetaOnly(msgspec.Struct):
     metadata: ObjectMeta = ObjectMeta()
 
 
-LISTS = msgspec.json.Decoder(_ListBody)
+LISTS = msgspec.json.Decoder(ListBody)
 _event_decoder = msgspec.json.Decoder(_Event)
 RESOURCES = msgspec.json.Decoder(_ResourceList)
 _meta_decoder = msgspec.json.Decoder(_MetaOnly)
@@ -68,7 +83,7 @@ def decode_object(resource: Resource[T], raw: msgspec.Raw) -> tuple[T | None, Un
     Neither: it cannot be read and has no name.
     """
     try:
-        return codec.decode(resource.type, raw), None
+        return codec.decode_kept(resource, raw), None
     except DecodeError as e:
         problem = str(e)[:_LONGEST_PROBLEM]
     try:
@@ -136,20 +151,58 @@ def decode_answer(resource: Resource[T], data: bytes, asked: str) -> T:
         raise ApiUnavailable(f"{asked}: the answer cannot be read: {str(e)[:_LONGEST_PROBLEM]}") from e
 
 
+def list_without_items(beginning: bytes | bytearray) -> ListBody | None:
+    """Return the metadata of a list of which only the beginning is there; None where it does not say.
+
+    The API server writes the metadata first.
+    """
+    head, items, _ = bytes(beginning[:_LONGEST_HEAD]).partition(b'"items":[')
+    try:
+        return codec.from_json(LISTS, head + b'"items":[]}') if items else None
+    except msgspec.DecodeError:
+        return None
+
+
 async def lines(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
-    """Yield lines of any length: aiohttp's own readline gives up at 128 KiB, and a slice can be larger."""
-    pending: list[bytes] = []
+    """Yield lines of up to ``LARGEST_OBJECT`` bytes; longer ones are logged and passed over.
+
+    aiohttp's own readline gives up at 128 KiB, and a slice can be larger.
+    """
+    pending = _Line()
     async for chunk in response.content.iter_any():
         start = 0
         while (end := chunk.find(b"\n", start)) >= 0:
-            pending.append(chunk[start:end])
-            line = b"".join(pending)
-            pending.clear()
+            pending.add(chunk[start:end])
+            line = pending.take()
             start = end + 1
             if line.strip():
                 yield line
         if start < len(chunk):
-            pending.append(chunk[start:])
-    rest = b"".join(pending)
+            pending.add(chunk[start:])
+    rest = pending.take()
     if rest.strip():
         yield rest
+
+
+class _Line:
+    """Collects the parts of a line, unless it is too long."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def add(self, part: bytes) -> None:
+        self._size += len(part)
+        if self._size <= LARGEST_OBJECT:
+            self._parts.append(part)
+        else:
+            self._parts.clear()
+
+    def take(self) -> bytes:
+        """Return the line, empty where it was too long; the next one begins."""
+        line, size = b"".join(self._parts), self._size
+        self._parts.clear()
+        self._size = 0
+        if size > LARGEST_OBJECT:
+            log.error("watch event passed over: it is too long", bytes=size, most=LARGEST_OBJECT)
+        return line

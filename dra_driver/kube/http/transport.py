@@ -30,6 +30,7 @@ from dra_driver.errors import (
     ServerBusy,
 )
 from dra_driver.kube.http import config, decoding, status
+from dra_driver.kube.http.paging import LARGEST_OBJECT, PageSize
 from dra_driver.kube.http.sending import GuardedBody, make_socket
 from dra_driver.ports import WriteGuard
 
@@ -39,12 +40,17 @@ T = TypeVar("T", bound=WireObject)
 
 log = structlog.get_logger(__name__)
 
-PAGE = 500  # items a page, as client-go
+CONCURRENT_PAGES = 2  # of lists: each may take megabytes
+LIST_TRIES = 3
+# Decoded without a pause.
+BYTES_AT_A_TIME = 256 * 1024
 CONCURRENT_CALLS = 64  # watches are not counted
 CALL_SECONDS = 30.0
 # The server answers 429 before it has done anything, so every verb may be repeated.
 BUSY_TRIES = 4
 LONGEST_RETRY_AFTER = 10.0
+
+_CALL = aiohttp.ClientTimeout(total=CALL_SECONDS, sock_connect=10)
 
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
@@ -63,6 +69,7 @@ class KubeApi:
         self._connection = connection
         self._field_manager = field_manager
         self._calls = asyncio.Semaphore(CONCURRENT_CALLS)
+        self._list_pages = asyncio.Semaphore(CONCURRENT_PAGES)
         self._guard: WriteGuard | None = None
         connector = aiohttp.TCPConnector(
             limit=0,
@@ -148,13 +155,20 @@ class KubeApi:
         label_selector: str = "",
         field_selector: str = "",
     ) -> ObjectList[T]:
-        """Read all objects, in pages of 500; those that cannot be read are among the ``unreadable``."""
+        """Read all objects, in pages of a few megabytes.
+
+        Those that cannot be read are among the ``unreadable``.
+        """
         query = _selectors(label_selector, field_selector)
-        try:
-            return await self._pages(resource, namespace, {**query, "limit": str(PAGE)})
-        except Gone:
-            # The continue token outlived the server's history: once more, in one piece.
-            return await self._pages(resource, namespace, query)
+        for left in range(LIST_TRIES - 1, -1, -1):
+            try:
+                return await self._pages(resource, namespace, query)
+            except Gone:
+                # The continue token outlived the server's history: once more from the beginning, never in one
+                # piece, as that may be all the memory there is.
+                if not left:
+                    raise
+        raise AssertionError("the last try returns or raises")
 
     async def watch(
         self,
@@ -299,20 +313,61 @@ class KubeApi:
         left: list[Unreadable] = []
         path = _path(resource, namespace)
         query = dict(query)
+        size = PageSize()
         while True:
-            try:
-                body = codec.from_json(decoding.LISTS, await self._call("GET", path, query=query))
-            except msgspec.DecodeError as e:
-                raise ApiUnavailable(f"GET {path}: not a list: {e}") from e
-            for raw in body.items or ():
-                item, unreadable = decoding.decode_object(resource, raw)
-                if item is not None:
-                    items.append(item)
-                if unreadable is not None:
-                    left.append(unreadable)
+            async with self._list_pages:
+                body = await self._page(resource, path, query, size)
+                decoded = 0
+                for raw in body.items or ():
+                    item, unreadable = decoding.decode_object(resource, raw)
+                    if item is not None:
+                        items.append(item)
+                    if unreadable is not None:
+                        left.append(unreadable)
+                    decoded += len(raw)
+                    if decoded >= BYTES_AT_A_TIME:
+                        decoded = 0
+                        await asyncio.sleep(0)
             if not body.metadata.continue_:
                 return ObjectList(tuple(items), body.metadata.resource_version, tuple(left))
             query["continue"] = body.metadata.continue_
+
+    async def _page(
+        self, resource: Resource[Any], path: str, query: Mapping[str, str], size: PageSize
+    ) -> decoding.ListBody:
+        """Return a page that is as long as it may be; a single object that is longer is left out."""
+        while True:
+            data, longest = bytearray(), size.longest
+            if await self._call_into(data, path, {**query, "limit": str(size.items)}, longest):
+                try:
+                    body = codec.from_json(decoding.LISTS, data)
+                except msgspec.DecodeError as e:
+                    raise ApiUnavailable(f"GET {path}: not a list: {e}") from e
+                size.fits(len(body.items or ()), len(data))
+                return body
+            if size.items > 1:
+                size.exceeds()
+                continue
+            found = decoding.list_without_items(data)
+            if found is None:
+                raise ApiUnavailable(f"GET {path}: an object of more than {LARGEST_OBJECT} bytes")
+            log.error("object left out: it is too long", resource=repr(resource), most=LARGEST_OBJECT)
+            return found
+
+    async def _call_into(self, data: bytearray, path: str, query: Mapping[str, str], longest: int) -> bool:
+        """Read an answer into ``data``; return False, with its beginning there, where it is too long."""
+        async for attempt in _busy_tries():
+            with attempt:
+                async with self._calls, self._response("GET", path, query=query, timeout=_CALL) as response:
+                    if response.status >= 400:
+                        raise status.to_error(response.status, await response.read(), response.headers)
+                    async for chunk in response.content.iter_any():
+                        data += chunk
+                        if len(data) > longest:
+                            response.close()  # the rest is not read
+                            return False
+                    return True
+        raise AssertionError("tenacity gives a result or raises")
 
     async def _call(
         self,
@@ -324,12 +379,7 @@ class KubeApi:
         content_type: str = "application/json",
     ) -> bytes:
         data = codec.encode(body) if body is not None else None
-        async for attempt in tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception(_is_too_many_requests),
-            wait=_wait_as_asked,
-            stop=tenacity.stop_after_attempt(BUSY_TRIES),
-            reraise=True,
-        ):
+        async for attempt in _busy_tries():
             with attempt:
                 return await self._once(method, path, query or {}, data, content_type)
         raise AssertionError("tenacity gives a result or raises")
@@ -337,11 +387,10 @@ class KubeApi:
     async def _once(
         self, method: str, path: str, query: Mapping[str, str], data: bytes | None, content_type: str
     ) -> bytes:
-        timeout = aiohttp.ClientTimeout(total=CALL_SECONDS, sock_connect=10)
         async with (
             self._calls,
             self._response(
-                method, path, query=query, data=data, content_type=content_type, timeout=timeout
+                method, path, query=query, data=data, content_type=content_type, timeout=_CALL
             ) as response,
         ):
             answer = await response.read()
@@ -396,6 +445,15 @@ class KubeApi:
             raise ApiUnavailable(f"{method} {self.host}{path}: no answer in {timeout.total:g} s") from e
         except (aiohttp.ClientError, OSError, ConfigurationError) as e:
             raise ApiUnavailable(f"{method} {self.host}{path}: {e}") from e
+
+
+def _busy_tries() -> tenacity.AsyncRetrying:
+    return tenacity.AsyncRetrying(
+        retry=tenacity.retry_if_exception(_is_too_many_requests),
+        wait=_wait_as_asked,
+        stop=tenacity.stop_after_attempt(BUSY_TRIES),
+        reraise=True,
+    )
 
 
 def _is_too_many_requests(error: BaseException) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import yaml
 from aiohttp import web
 
+from dra_driver.api import codec
 from dra_driver.api.core import NODES, PODS
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES, DeviceInventory
 from dra_driver.api.resource import RESOURCE_CLAIMS
@@ -30,6 +32,7 @@ from dra_driver.errors import (
     ServerBusy,
 )
 from dra_driver.kube import KubeApi
+from dra_driver.kube.http.paging import LARGEST_OBJECT, LARGEST_PAGE, MOST_ITEMS
 
 Handle = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -96,15 +99,18 @@ def test_list_follows_continue_tokens_and_reports_the_version_of_the_last_page(t
             assert found.resource_version == "7"
 
     asyncio.run(main())
-    assert queries[0]["limit"] == "500"
+    assert int(queries[0]["limit"]) < 500  # nothing is known of the objects yet
     assert queries[0]["labelSelector"] == queries[1]["labelSelector"] == "x=y"
 
 
-def test_list_starts_over_without_pages_when_the_continue_token_has_expired(tmp_path: Path) -> None:
+def test_list_starts_over_in_pages_when_the_continue_token_has_expired(tmp_path: Path) -> None:
+    queries: list[dict[str, str]] = []
+
     async def handle(request: web.Request) -> web.StreamResponse:
-        if "continue" in request.query:
+        queries.append(dict(request.query))
+        if "continue" in request.query and len(queries) < 3:
             return status(410, "Expired", "too old")
-        more = "next" if "limit" in request.query else ""
+        more = "" if "continue" in request.query else "next"
         return web.json_response({"metadata": {"resourceVersion": "7", "continue": more}, "items": None})
 
     async def main() -> None:
@@ -112,6 +118,141 @@ def test_list_starts_over_without_pages_when_the_continue_token_has_expired(tmp_
             assert (await api.list(NODES)).items == ()
 
     asyncio.run(main())
+    assert ["continue" in q for q in queries] == [False, True, False, True]
+    assert all(int(q["limit"]) <= MOST_ITEMS for q in queries)
+
+
+def test_a_history_that_is_too_short_for_the_list_is_reported(tmp_path: Path) -> None:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        if "continue" in request.query:
+            return status(410, "Expired", "too old")
+        return web.json_response({"metadata": {"resourceVersion": "7", "continue": "next"}, "items": None})
+
+    async def main() -> None:
+        async with serving(tmp_path, handle) as api:
+            with pytest.raises(Gone):
+                await api.list(NODES)
+
+    asyncio.run(main())
+
+
+class Pages:
+    """Serves nodes of given sizes in bytes, page by page."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.items = [self._node(i, size) for i, size in enumerate(sizes)]
+        self.pages: list[tuple[int, int]] = []
+
+    @staticmethod
+    def _node(i: int, size: int) -> bytes:
+        head = b'{"metadata":{"name":"n%d","uid":"u"},"filling":"' % i
+        return head + b"x" * (size - len(head) - 2) + b'"}'
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        start, limit = int(request.query.get("continue", 0)), int(request.query["limit"])
+        items, end = self.items[start : start + limit], start + limit
+        more = b"%d" % end if end < len(self.items) else b""
+        head = b'{"kind":"NodeList","metadata":{"resourceVersion":"7","continue":"' + more + b'"},"items":['
+        body = head + b",".join(items) + b"]}"
+        self.pages.append((len(items), len(body)))
+        return web.Response(body=body, content_type="application/json")
+
+
+def listed(tmp_path: Path, pages: Pages) -> list[str]:
+    async def main() -> list[str]:
+        async with serving(tmp_path, pages.handle) as api:
+            return [node.metadata.name for node in (await api.list(NODES)).items]
+
+    return asyncio.run(main())
+
+
+def test_pages_of_small_objects_get_as_large_as_others_use(tmp_path: Path) -> None:
+    pages = Pages([500] * 2_000)
+    assert listed(tmp_path, pages) == [f"n{i}" for i in range(2_000)]
+    numbers = [number for number, _ in pages.pages]
+    assert numbers[0] < MOST_ITEMS
+    assert MOST_ITEMS in numbers
+    assert max(numbers) <= MOST_ITEMS
+
+
+@pytest.mark.long
+def test_pages_of_large_objects_are_small(tmp_path: Path) -> None:
+    pages = Pages([1_000_000] * 30)
+    assert listed(tmp_path, pages) == [f"n{i}" for i in range(30)]
+    # The first is not read, the second shows how large the objects are.
+    assert [number for number, _ in pages.pages] == [30, 16, 4, 4, 4, 2]
+
+
+@pytest.mark.long
+def test_a_page_that_is_too_long_is_asked_for_in_parts(tmp_path: Path) -> None:
+    pages = Pages([500] * 1_000 + [1_000_000] * 20 + [500] * 10)
+    assert listed(tmp_path, pages) == [f"n{i}" for i in range(1_030)]
+    assert max(size for _, size in pages.pages) > LARGEST_PAGE  # it was offered, and not read
+
+
+@pytest.mark.long
+def test_no_more_is_read_of_a_page_than_it_may_have(tmp_path: Path) -> None:
+    sent = 0
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        nonlocal sent
+        if int(request.query["limit"]) == 1:
+            return web.json_response({"metadata": {"resourceVersion": "7"}, "items": []})
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            for _ in range(1_000):
+                await response.write(b" " * 1_000_000)
+                sent += 1
+        return response
+
+    async def main() -> None:
+        async with serving(tmp_path, handle) as api:
+            assert (await api.list(NODES)).items == ()
+
+    asyncio.run(main())
+    tries = 3  # of 64, 16 and 4 items
+    assert sent < tries * (LARGEST_PAGE / 1_000_000 + 10)
+
+
+@pytest.mark.long
+def test_an_object_that_is_too_long_costs_only_itself(tmp_path: Path) -> None:
+    exactly = Pages([500, LARGEST_OBJECT - 200, 500])
+    assert listed(tmp_path, exactly) == ["n0", "n1", "n2"]
+    beyond = Pages([500, LARGEST_OBJECT, 500])
+    assert listed(tmp_path, beyond) == ["n0", "n2"]
+
+
+@pytest.mark.long
+def test_a_line_of_a_watch_that_is_too_long_costs_only_itself(tmp_path: Path) -> None:
+    def event(name: str, size: int) -> bytes:
+        head = b'{"type":"ADDED","object":{"metadata":{"name":"%s"},"filling":"' % name.encode()
+        return head + b"x" * (size - len(head) - 3) + b'"}}\n'
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for part in (event("a", 500), event("long", LARGEST_OBJECT + 1), event("b", LARGEST_OBJECT)):
+            await response.write(part)
+        return response
+
+    async def main() -> list[str]:
+        async with serving(tmp_path, handle) as api:
+            return [e.object.metadata.name async for e in api.watch(NODES, resource_version="1")]
+
+    assert asyncio.run(main()) == ["a", "b"]
+
+
+def test_a_claim_does_not_keep_its_page_in_memory() -> None:
+    config = {"opaque": {"driver": "d", "parameters": {"a": 1}}}
+    small = {"metadata": {"name": "small"}, "spec": {"devices": {"config": [config]}}}
+    data = json.dumps({**small, "filling": "x" * 10_000}).encode()
+    before = sys.getrefcount(data)
+    claim = codec.decode(RESOURCE_CLAIMS.type, data)
+    assert sys.getrefcount(data) == before
+    (found,) = claim.spec.devices.config
+    assert found.opaque is not None
+    assert bytes(found.opaque.parameters) == b'{"a": 1}'
 
 
 def test_an_undecodable_item_costs_only_itself(tmp_path: Path) -> None:
