@@ -25,15 +25,13 @@ from controller.allocate.state.served import informer_if_served
 from controller.allocate.state.storage import PODS_OF_CLAIM, StorageInformers, claims_to_be_mounted
 from controller.allocate.state.taint_rules import served_rules, until_rules_are_known
 from controller.publish.publisher import POOL_INDEX, pool_of
-from dra_driver.api.core import NAMESPACES, NODES, PODS, Namespace, Node, Pod
+from dra_driver.api.core import NAMESPACES, NODES, Namespace, Node, Pod
 from dra_driver.api.names import PREEMPTIBLE_LABEL
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES, DeviceInventory
 from dra_driver.api.own.policy import DEVICE_POLICIES, DevicePolicy
-from dra_driver.api.policy import POD_DISRUPTION_BUDGETS, PodDisruptionBudget
+from dra_driver.api.policy import PodDisruptionBudget
 from dra_driver.api.resource import (
     DEVICE_CLASSES,
-    RESOURCE_CLAIM_TEMPLATES,
-    RESOURCE_CLAIMS,
     RESOURCE_SLICES,
     DeviceClass,
     DeviceTaintRule,
@@ -44,6 +42,7 @@ from dra_driver.api.resource import (
 from dra_driver.errors import DraError, NotFound
 from dra_driver.kube import Informer
 from dra_driver.ports import KubeClient
+from dra_driver.trimming import KEPT_BUDGETS, KEPT_CLAIM_TEMPLATES, KEPT_CLAIMS, KEPT_PODS
 
 __all__ = ["Informers"]
 
@@ -87,12 +86,12 @@ class Informers:
             nodes=Informer(client, NODES),
             classes=Informer(client, DEVICE_CLASSES),
             claims=Informer(
-                client, RESOURCE_CLAIMS, indices={HELD_INDEX: pools_held, GROUP_INDEX: group_of_claim}
+                client, KEPT_CLAIMS, indices={HELD_INDEX: pools_held, GROUP_INDEX: group_of_claim}
             ),
-            templates=Informer(client, RESOURCE_CLAIM_TEMPLATES),
+            templates=Informer(client, KEPT_CLAIM_TEMPLATES),
             pods=Informer(
                 client,
-                PODS,
+                KEPT_PODS,
                 indices={
                     CLAIM_INDEX: claims_of,
                     GROUP_INDEX: groups_by(group_labels),
@@ -102,7 +101,7 @@ class Informers:
             ),
             storage=StorageInformers(client),
             pod_groups=PodGroupInformer(await informer_if_served(client, served_pod_groups)),
-            budgets=Informer(client, POD_DISRUPTION_BUDGETS),
+            budgets=Informer(client, KEPT_BUDGETS),
             kept_namespaces=Informer(client, NAMESPACES, label_selector=f"{PREEMPTIBLE_LABEL}=false"),
             namespaces=Informer(client, NAMESPACES),
             taint_rules=await informer_if_served(client, served_rules),

@@ -16,6 +16,7 @@ from dra_driver.api.meta import Uid
 from dra_driver.kube import Handler, Informer
 from dra_driver.ports import Clock
 from dra_driver.resourceclaim import is_gated, is_served
+from dra_driver.trimming import MOST_GATES
 
 __all__ = ["HandOver"]
 
@@ -97,7 +98,13 @@ class HandOver:
                 await self.proceed(pod)
 
     async def ungate(self, pod: Pod) -> None:
-        """Remove our gate, once."""
+        """Remove our gate, once.
+
+        The list is written as a whole. Where it is too long to be kept, all gates stay: the pod cannot be
+        scheduled before others have removed theirs, and is looked at again then.
+        """
+        if len(pod.spec.scheduling_gates) > MOST_GATES:
+            return
         if is_gated(pod) and pod.metadata.uid not in self._ungated:
             await self._writer.ungate(pod)
             if self._pods.get(pod.key) is not None:  # the uid of a pod that is gone would never be forgotten

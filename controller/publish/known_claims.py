@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import structlog
 
 from controller.allocate.state.assume_cache import AssumeCache
@@ -9,10 +11,13 @@ from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.ownership import PoolID
 from dra_driver.ports import KubeClient
 from dra_driver.resourceclaim import allocated_pools
+from dra_driver.trimming import allocation_only
 
 __all__ = ["KnownClaims"]
 
 log = structlog.get_logger(__name__)
+
+_ALLOCATIONS: Final = RESOURCE_CLAIMS.keeping(allocation_only)
 
 
 class KnownClaims:
@@ -35,7 +40,7 @@ class KnownClaims:
         """
         if self._assume_cache is None:
             return True
-        found = await self._client.list(RESOURCE_CLAIMS)
+        found = await self._client.list(_ALLOCATIONS)
         for unreadable in found.unreadable:
             if unreadable.holds_unknown:
                 log.info("waiting for a claim to be readable", claim=str(unreadable.key))

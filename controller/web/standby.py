@@ -11,11 +11,12 @@ import structlog
 
 from controller.observe.reasons import shown_reason
 from controller.web.feed import CurrentFeed, Feed, Past
-from dra_driver.api.core import NODES, PODS, Pod
+from dra_driver.api.core import NODES, Pod
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES
-from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES, ResourceClaim
+from dra_driver.api.resource import RESOURCE_SLICES, ResourceClaim
 from dra_driver.kube import Informer
 from dra_driver.ports import KubeClient
+from dra_driver.trimming import KEPT_CLAIMS, KEPT_PODS
 
 __all__ = ["Standby"]
 
@@ -63,8 +64,8 @@ class Standby:
     async def _run(self) -> None:
         slices = Informer(self._client, RESOURCE_SLICES)
         inventories = Informer(self._client, DEVICE_INVENTORIES)
-        claims = Informer(self._client, RESOURCE_CLAIMS)
-        pods = Informer(self._client, PODS)
+        claims = Informer(self._client, KEPT_CLAIMS)
+        pods = Informer(self._client, KEPT_PODS)
         nodes = Informer(self._client, NODES)
 
         def reason_of(_: ResourceClaim, users: Iterable[Pod]) -> str:

@@ -306,10 +306,14 @@ class Pod(WireObject, frozen=True, kw_only=True):
     """A pod. Of container statuses only those are kept that say something else than the spec.
 
     Every container that runs has one, and few of them are ever resized.
+
+    Attributes:
+        left_out: which limit it exceeds, so that it is not kept as a whole (``dra_driver.trimming``).
     """
 
     spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
+    left_out: str = ""
 
     def __post_init__(self) -> None:
         status = self.status

@@ -284,10 +284,15 @@ class ResourceClaimSpec(Wire, frozen=True, kw_only=True):
 
 
 class ResourceClaim(WireObject, frozen=True, kw_only=True):
-    """Devices that a workload asks for, and those that it got."""
+    """Devices that a workload asks for, and those that it got.
+
+    Attributes:
+        left_out: which limit it exceeds, so that it is not kept as a whole (``dra_driver.trimming``).
+    """
 
     spec: ResourceClaimSpec = ResourceClaimSpec()
     status: ResourceClaimStatus = ResourceClaimStatus()
+    left_out: str = ""
 
 
 class ResourceClaimTemplateSpec(Wire, frozen=True, kw_only=True):

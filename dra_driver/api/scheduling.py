@@ -74,14 +74,17 @@ class PodGroupSpec(Wire, frozen=True, kw_only=True):
 class PodGroup(WireObject, frozen=True, kw_only=True):
     """Pods that name it in ``spec.schedulingGroup``; they may be older than it.
 
-    Its labels and annotations decide nothing and are not kept: its author can write 256 KiB of them.
+    Of its metadata only what identifies it is kept: its author can write any number of labels, finalizers …
     """
 
     spec: PodGroupSpec = PodGroupSpec()
 
     def __post_init__(self) -> None:
-        if self.metadata.labels or self.metadata.annotations:
-            slim = msgspec.structs.replace(self.metadata, labels=None, annotations=None)
+        meta = self.metadata
+        if meta.labels or meta.annotations or meta.finalizers or meta.owner_references:
+            slim = msgspec.structs.replace(
+                meta, labels=None, annotations=None, finalizers=None, owner_references=None
+            )
             msgspec.structs.force_setattr(self, "metadata", slim)
 
 

@@ -16,6 +16,8 @@ from dra_driver.structured.explain.folding import Folded, FoldedReason, fold, se
 from dra_driver.structured.groups import (
     GROUP_KEYS,
     LARGEST_GROUP,
+    READ_ANNOTATIONS,
+    READ_LABELS,
     GroupAllocated,
     GroupFinding,
     GroupLabels,
@@ -77,6 +79,8 @@ __all__ = [
     "DEFAULT_POLICY",
     "GROUP_KEYS",
     "LARGEST_GROUP",
+    "READ_ANNOTATIONS",
+    "READ_LABELS",
     "Allocated",
     "AllocatedState",
     "AllocationTracker",

@@ -16,7 +16,8 @@ from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.api.resource import ResourceClaim
 from dra_driver.kube import Handler, Informer
 from dra_driver.ownership import PoolAllocator
-from dra_driver.resourceclaim import foreign_gates, is_served, named_twice, uses_claims
+from dra_driver.resourceclaim import foreign_gates, is_served, uses_claims
+from dra_driver.trimming import unservable
 
 __all__ = ["Candidate", "Candidates"]
 
@@ -145,11 +146,11 @@ class Candidates:
             or is_finished(pod)
             or pod.metadata.deletion_timestamp
             or foreign_gates(pod)
-            or named_twice(pod)
+            or unservable(pod)
             or not is_served(pod, self._schedulers)
             or (spec.node_name and self._wakeups.lacks_devices(pod))
             # Something is being written for it: wait for that.
-            or any(map(self._assume_cache.is_assumed, self._claims_of(pod)))
+            or any(self._assume_cache.is_assumed(c) or c.left_out for c in self._claims_of(pod))
             or is_cleared_by_scheduler(self._pods, pod.status.nominated_node_name)
         )
 

@@ -22,6 +22,7 @@ from dra_driver.api.resource import AllocationResult, ResourceClaim
 from dra_driver.kube import Handler, Informer
 from dra_driver.ownership import PoolID, is_newer
 from dra_driver.structured import PoolState
+from dra_driver.trimming import trimmed_claim
 
 __all__ = ["AssumeCache"]
 
@@ -99,6 +100,7 @@ class AssumeCache:
 
     def note(self, claim: ResourceClaim) -> None:
         """Take in the answer to a write."""
+        claim = trimmed_claim(claim)
         known = self._claims.get(claim.key)
         if known is None or known.metadata.uid != claim.metadata.uid:
             if self._gone_claims is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -31,6 +31,7 @@ from dra_driver.structured import (
     allocate,
     fold,
 )
+from dra_driver.trimming import claim_problem, unservable
 
 __all__ = ["Answer", "answer_data", "answer_report", "answers"]
 
@@ -91,6 +92,9 @@ def answers(
     for claim in claims:
         pods = users.get(claim.key, ())
         parameters = parameter_findings(claim, manifests.classes, kinds)
+        if refusal := _refusal(claim, pods):
+            found.append(Answer(claim, Failed(refusal), pods, parameters=parameters))
+            continue
         # The gate says that the controller allocates for the pod, and so from its own pools alone.
         pools = usable() if claim.status.allocation is None and any(map(is_gated, pods)) else None
         asked = _asked(claim), pools is None
@@ -124,6 +128,15 @@ def _ask(snapshot: Snapshot, claim: ResourceClaim, policy: NodePolicy, pools: Us
         ):
             return both
     return outcome
+
+
+def _refusal(claim: ResourceClaim, pods: Iterable[Pod]) -> str:
+    """Return why the controller refuses all pods behind its gate that use a claim; empty: it does not."""
+    gated = [pod for pod in pods if is_gated(pod)]
+    if not gated or claim.status.allocation is not None:
+        return ""
+    refused = [why for pod in gated if (why := unservable(pod))]
+    return claim_problem(claim) or (refused[0] if len(refused) == len(gated) else "")
 
 
 def _asked(claim: ResourceClaim) -> object:

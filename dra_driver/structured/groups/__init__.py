@@ -7,6 +7,8 @@ come first, or how they are called, makes no difference to whether they fit.
 from __future__ import annotations
 
 from dra_driver.structured.groups.labels import (
+    READ_ANNOTATIONS,
+    READ_LABELS,
     GroupLabels,
     group_by_problem,
     group_name,
@@ -30,6 +32,8 @@ from dra_driver.structured.groups.terms import (
 __all__ = [
     "GROUP_KEYS",
     "LARGEST_GROUP",
+    "READ_ANNOTATIONS",
+    "READ_LABELS",
     "GroupAllocated",
     "GroupFinding",
     "GroupLabels",

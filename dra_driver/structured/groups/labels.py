@@ -22,10 +22,19 @@ from collections.abc import Collection, Mapping
 from enum import StrEnum
 from typing import Final
 
-from dra_driver.api.names import GROUP_BY_ANNOTATION, GROUP_LABEL, GROUP_MIN_LABEL, GROUP_SIZE_LABEL
+from dra_driver.api.names import (
+    GROUP_BY_ANNOTATION,
+    GROUP_DOMAIN_ANNOTATION,
+    GROUP_LABEL,
+    GROUP_MIN_LABEL,
+    GROUP_SIZE_LABEL,
+    GROUP_SOME_RUN_ANNOTATION,
+)
 
 __all__ = [
     "LABELS_BEHIND",
+    "READ_ANNOTATIONS",
+    "READ_LABELS",
     "GroupLabels",
     "group_by_problem",
     "group_name",
@@ -63,6 +72,22 @@ LABELS_BEHIND: Final = tuple(other for of in _BEHIND.values() for other in of.va
 _JOB_SET: Final = ("jobset.sigs.k8s.io/jobset-uid", "jobset.sigs.k8s.io/jobset-name")
 _RESTART: Final = "jobset.sigs.k8s.io/restart-attempt"
 _RESTARTS: Final = re.compile(r"[0-9]{1,9}")
+
+READ_LABELS: Final = frozenset(
+    {
+        *(GROUP_LABEL, GROUP_SIZE_LABEL, GROUP_MIN_LABEL),
+        *(_KUEUE_NAME, _KUEUE_COUNT, _COSCHEDULING_NAME, _COSCHEDULING_LEAST),
+        *(*_JOB_SET, _RESTART),
+    }
+)
+"""Labels of pods and claims that say something about groups, besides those that ``group-by`` names."""
+READ_ANNOTATIONS: Final = frozenset(
+    {
+        *(GROUP_BY_ANNOTATION, GROUP_DOMAIN_ANNOTATION, GROUP_SOME_RUN_ANNOTATION),
+        *(_KUEUE_NAME, _KUEUE_COUNT, *_KUEUE_ONE_BY_ONE, _COSCHEDULING_LEAST),
+    }
+)
+"""Annotations of pods and claims that say something about groups."""
 
 _MOST_LABELS: Final = 4
 _LONGEST_KEY: Final = 317

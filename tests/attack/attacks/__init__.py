@@ -8,6 +8,7 @@ from attacks import (  # noqa: I001 - processes come last: what they end has to 
     names,
     storms,
     churn,
+    sizes,
     nodes,
     connections,
     processes,
@@ -25,5 +26,6 @@ __all__ = [
     "planted",
     "processes",
     "selectors",
+    "sizes",
     "storms",
 ]

@@ -15,6 +15,7 @@ from dra_driver.api import codec
 from dra_driver.api.core import Pod
 from dra_driver.api.quantity import Quantity
 from dra_driver.nodefit import NeedsVectors, NodeRoom, PodNeeds, needs_of, problem
+from dra_driver.trimming import trimmed_pod
 
 Body = dict[str, Any]
 Moment = Counter[str]
@@ -113,6 +114,12 @@ def test_a_pod_takes_the_most_that_its_containers_have_at_any_moment(spec: Body)
     assert dict(needs_of(pod_of(spec)).amounts) == by_the_clock(spec)
 
 
+@given(pods())
+def test_what_is_kept_of_a_pod_takes_as_much_of_a_node(spec: Body) -> None:
+    given_ = pod_of(spec)
+    assert needs_of(trimmed_pod(given_)) == needs_of(given_)
+
+
 @given(pods(), requests, requests, st.booleans())
 def test_a_resize_counts_with_the_most_of_what_is_said(
     spec: Body, actual: Body, allocated: Body, infeasible: bool
@@ -138,6 +145,7 @@ def test_a_resize_counts_with_the_most_of_what_is_said(
     assert needs_of(pod_of(spec, status=status)) == needs_of(pod_of(as_if))
     again = codec.decode(Pod, codec.encode(pod_of(spec, status=status)))
     assert needs_of(again) == needs_of(pod_of(as_if))
+    assert needs_of(trimmed_pod(again)) == needs_of(again)
 
 
 def clash(a: Body, b: Body) -> bool:

@@ -379,6 +379,21 @@ def test_a_claim_over_pools_of_both_is_still_said_to_need_a_loan() -> None:
     assert "only kube-scheduler can allocate both" in str(found)
 
 
+def test_what_is_too_large_for_the_controller_is_refused() -> None:
+    pod = gated(ALLOCATION_GATE)
+    pod["spec"]["tolerations"] = [{"operator": "Exists"}] * 1_025  # type: ignore[index]
+    small = builders.request("gpu", memory="8Gi")
+    found = explained(two_allocators(pod, small), [parse_target("pod/p")], "ns")
+    assert not found.fits
+    text = "spec.tolerations of the pod has 1025 entries, and the controller serves at most 1024"
+    assert f"cannot be allocated: {text}" in str(found)
+    selectors = [{"cel": {"expression": "x" * 10_000}}] * 53
+    large = {**small, "exactly": {**small["exactly"], "selectors": selectors}}
+    found = explained(two_allocators(gated(ALLOCATION_GATE), large), [parse_target("pod/p")], "ns")
+    assert "spec of the claim has 531" in str(found)
+    assert "bytes of JSON, and the controller serves at most 524288" in str(found)
+
+
 # --- loans --------------------------------------------------------------------------------------------------
 
 

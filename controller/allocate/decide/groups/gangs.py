@@ -68,8 +68,9 @@ from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey
 from dra_driver.api.resource import ResourceClaim
 from dra_driver.api.scheduling import PodGroup
-from dra_driver.resourceclaim import foreign_gates, held_by, is_gated, named_twice
+from dra_driver.resourceclaim import foreign_gates, held_by, is_gated
 from dra_driver.structured import Budget, is_named_by_others
+from dra_driver.trimming import unservable
 
 __all__ = ["Gangs"]
 
@@ -281,7 +282,7 @@ class Gangs:
         What an elastic group can do without is left to the search.
         """
         for pod in () if standing.gang.terms.is_elastic else standing.pending:
-            if why := named_twice(pod) or self._decider.volume_needs(pod).problem:
+            if why := unservable(pod) or self._decider.volume_needs(pod).problem:
                 return f"pod {pod.metadata.name}: {why}"
         return ""
 

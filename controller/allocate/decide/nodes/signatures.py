@@ -38,7 +38,9 @@ def signature_of(
     if not (claims or shared) or avoided or pod.spec.node_name:
         return str(pod.key).encode()
     spec = pod.spec
-    conditions = codec.encode([spec.node_selector, spec.affinity, spec.tolerations, needs_of(pod), volumes])
+    conditions = codec.encode(
+        [spec.node_selector, spec.affinity, spec.tolerations, needs_of(pod), volumes, pod.left_out]
+    )
     asked = requests_of(claims) if claims else digest(codec.encode([c.metadata.uid for c in shared]))
     return digest(asked + conditions + beside)
 

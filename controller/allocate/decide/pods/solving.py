@@ -35,7 +35,6 @@ from dra_driver.api.resource import AllocationResult, ResourceClaim
 from dra_driver.fleet import RequestShape, ShapeCount, count_shapes
 from dra_driver.nodefit.volumes import VolumeNeeds
 from dra_driver.ownership import PoolID, is_controller_taint
-from dra_driver.resourceclaim import named_twice
 from dra_driver.structured import (
     Allocated,
     AllocatedState,
@@ -56,6 +55,7 @@ from dra_driver.structured import (
     room,
 )
 from dra_driver.structured.matching.constraints import attribute_of
+from dra_driver.trimming import unservable
 
 __all__ = ["PodDecider"]
 
@@ -309,7 +309,7 @@ class PodDecider:
     ) -> PodDecision | None:
         """Return what is lent for a pod; None where kube-scheduler need not allocate anything of ours."""
         claims = self._claims_of(pod, None)
-        if isinstance(claims, Wait) or named_twice(pod):
+        if isinstance(claims, Wait) or unservable(pod) or any(c.left_out for c in claims):
             return None
         snapshot = self._snapshot(None)
         return lending.decide(pod, claims, snapshot, self._pools, avoid=avoid, budget=budget, loan=loan)
@@ -327,7 +327,7 @@ class PodDecider:
         if isinstance(claims, Wait):
             return claims
         pending = [c for c in claims if c.status.allocation is None]
-        if problem := named_twice(pod):
+        if problem := unservable(pod):
             # Nothing is deallocated for that: other pods may share its claims and be able to run.
             concerned = tuple(filter(self._concerns_us, claims))
             if concerned and not (pod.spec.node_name and not pending):

@@ -127,6 +127,7 @@ def same_but_reason(old: Pod, pod: Pod) -> bool:
         and old.spec == pod.spec
         and old.status == replace(pod.status, conditions=old.status.conditions)
         and old.metadata == replace(pod.metadata, resource_version=old.metadata.resource_version)
+        and old.left_out == pod.left_out
     )
 
 
@@ -136,7 +137,7 @@ def same_for_decisions(old: ResourceClaim, claim: ResourceClaim) -> bool:
     Its author may change other labels and annotations as fast as the API server takes it, and thousands of
     pods may use it.
     """
-    if old.spec != claim.spec or old.status != claim.status:
+    if old.spec != claim.spec or old.status != claim.status or old.left_out != claim.left_out:
         return False
     before, now = old.metadata, claim.metadata
     read = all(

@@ -126,6 +126,8 @@ class OwnershipIndex:
                         f"claim {claim.key}: request {name}: DeviceClass {class_name} does not exist",
                     )
                 flags.append((name, class_name, *self._class(self._snapshot.classes[class_name])))
+        if claim.left_out and any(own for _, _, own, _ in flags):
+            return OwnedClaim(ClaimOwnership.UNKNOWN, f"claim {claim.key}: {claim.left_out}")
         if flags and all(own for _, _, own, _ in flags):
             elsewhere = all(self._by_scheduler(class_name) for _, class_name, _, _ in flags)
             return OwnedClaim(ClaimOwnership.OURS, elsewhere=elsewhere)

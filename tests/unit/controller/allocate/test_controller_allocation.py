@@ -31,6 +31,7 @@ from dra_driver.api.names import ALLOCATION_GATE, CLAIM_FINALIZER
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.errors import Conflict, Invalid
 from dra_driver.ownership import PoolAllocator
+from dra_driver.trimming import MOST_GATES
 
 # Seconds after which a pod that could not be placed is served anew.
 SETTLED = 1.5
@@ -96,6 +97,40 @@ def test_pods_that_do_not_concern_us_lose_the_gate_at_once() -> None:
         assert h.gates("without-claims") == []
         assert h.gates("with-theirs") == []
         assert h.devices("theirs") == []
+
+    run(cluster, scenario)
+
+
+def test_no_gate_is_removed_of_a_pod_with_more_than_are_kept() -> None:
+    cluster = cluster_of(n1=(40,))
+    others = tuple(f"example.com/{i}" for i in range(MOST_GATES))
+    pod(cluster, "p", other_gates=others)
+
+    async def scenario(h: Harness) -> None:
+        assert h.gates("p") == [*others, ALLOCATION_GATE]
+        fewer = [{"name": gate} for gate in (*others[1:], ALLOCATION_GATE)]
+        cluster.edit(PODS, "p", {"spec": {"schedulingGates": fewer}}, NS)
+        await h.quiet()
+        assert h.gates("p") == [*others[1:]]
+
+    run(cluster, scenario)
+
+
+def test_a_pod_that_is_too_large_is_told_which_field_it_is() -> None:
+    cluster = cluster_of(n1=(40,))
+    claim(cluster, "c")
+    pod(cluster, "p", "c", tolerations=[{"operator": "Exists"}] * 1_025)
+    claim(cluster, "d")
+    pod(cluster, "q", "d", tolerations=[{"operator": "Exists"}] * 1_024)
+    text = "spec.tolerations of the pod has 1025 entries, and the controller serves at most 1024"
+
+    async def scenario(h: Harness) -> None:
+        assert h.devices("c") == []
+        assert ("FailedAllocation", text) in [(e.reason, e.message) for e in cluster.all(EVENTS)]
+        await h.quiet(3)
+        assert h.reason("p").message == text
+        assert len(cluster.obj(PODS, "p", NS).spec.tolerations) == 1_025
+        assert h.devices("d") == [("n1", "gpu-0")]
 
     run(cluster, scenario)
 
