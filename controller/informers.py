@@ -25,13 +25,14 @@ from controller.allocate.state.served import informer_if_served
 from controller.allocate.state.storage import PODS_OF_CLAIM, StorageInformers, claims_to_be_mounted
 from controller.allocate.state.taint_rules import served_rules, until_rules_are_known
 from controller.publish.publisher import POOL_INDEX, pool_of
-from dra_driver.api.core import NAMESPACES, NODES, Namespace, Node, Pod
+from dra_driver.api.core import NAMESPACES, NODES, PODS, Namespace, Node, Pod
 from dra_driver.api.names import PREEMPTIBLE_LABEL
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES, DeviceInventory
 from dra_driver.api.own.policy import DEVICE_POLICIES, DevicePolicy
-from dra_driver.api.policy import PodDisruptionBudget
+from dra_driver.api.policy import POD_DISRUPTION_BUDGETS, PodDisruptionBudget
 from dra_driver.api.resource import (
     DEVICE_CLASSES,
+    RESOURCE_CLAIMS,
     RESOURCE_SLICES,
     DeviceClass,
     DeviceTaintRule,
@@ -42,7 +43,7 @@ from dra_driver.api.resource import (
 from dra_driver.errors import DraError, NotFound
 from dra_driver.kube import Informer
 from dra_driver.ports import KubeClient
-from dra_driver.trimming import KEPT_BUDGETS, KEPT_CLAIM_TEMPLATES, KEPT_CLAIMS, KEPT_PODS
+from dra_driver.trimming import KEPT_CLAIM_TEMPLATES, NamespaceAllowance
 
 __all__ = ["Informers"]
 
@@ -79,6 +80,7 @@ class Informers:
             client: lists and watches.
             group_labels: labels of others that make pods a group.
         """
+        allowance = NamespaceAllowance()
         return cls(
             inventories=Informer(client, DEVICE_INVENTORIES),
             policies=Informer(client, DEVICE_POLICIES),
@@ -86,22 +88,26 @@ class Informers:
             nodes=Informer(client, NODES),
             classes=Informer(client, DEVICE_CLASSES),
             claims=Informer(
-                client, KEPT_CLAIMS, indices={HELD_INDEX: pools_held, GROUP_INDEX: group_of_claim}
+                client,
+                RESOURCE_CLAIMS,
+                indices={HELD_INDEX: pools_held, GROUP_INDEX: group_of_claim},
+                keeper=allowance.of_claims(),
             ),
             templates=Informer(client, KEPT_CLAIM_TEMPLATES),
             pods=Informer(
                 client,
-                KEPT_PODS,
+                PODS,
                 indices={
                     CLAIM_INDEX: claims_of,
                     GROUP_INDEX: groups_by(group_labels),
                     NODE_INDEX: nodes_of,
                     PODS_OF_CLAIM: claims_to_be_mounted,
                 },
+                keeper=allowance.of_pods(),
             ),
             storage=StorageInformers(client),
             pod_groups=PodGroupInformer(await informer_if_served(client, served_pod_groups)),
-            budgets=Informer(client, KEPT_BUDGETS),
+            budgets=Informer(client, POD_DISRUPTION_BUDGETS, keeper=allowance.of_budgets()),
             kept_namespaces=Informer(client, NAMESPACES, label_selector=f"{PREEMPTIBLE_LABEL}=false"),
             namespaces=Informer(client, NAMESPACES),
             taint_rules=await informer_if_served(client, served_rules),

@@ -11,12 +11,12 @@ import structlog
 
 from controller.observe.reasons import shown_reason
 from controller.web.feed import CurrentFeed, Feed, Past
-from dra_driver.api.core import NODES, Pod
+from dra_driver.api.core import NODES, PODS, Pod
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES
-from dra_driver.api.resource import RESOURCE_SLICES, ResourceClaim
+from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES, ResourceClaim
 from dra_driver.kube import Informer
 from dra_driver.ports import KubeClient
-from dra_driver.trimming import KEPT_CLAIMS, KEPT_PODS
+from dra_driver.trimming import NamespaceAllowance
 
 __all__ = ["Standby"]
 
@@ -62,10 +62,11 @@ class Standby:
             await asyncio.wait([task])
 
     async def _run(self) -> None:
+        allowance = NamespaceAllowance()
         slices = Informer(self._client, RESOURCE_SLICES)
         inventories = Informer(self._client, DEVICE_INVENTORIES)
-        claims = Informer(self._client, KEPT_CLAIMS)
-        pods = Informer(self._client, KEPT_PODS)
+        claims = Informer(self._client, RESOURCE_CLAIMS, keeper=allowance.of_claims())
+        pods = Informer(self._client, PODS, keeper=allowance.of_pods())
         nodes = Informer(self._client, NODES)
 
         def reason_of(_: ResourceClaim, users: Iterable[Pod]) -> str:

@@ -7,7 +7,7 @@ selectors and topologies that are out of proportion nothing is kept but that the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -56,6 +56,7 @@ _LONGEST_HANDLE: Final = 1_024
 _MOST_LABELS: Final = 128
 _MOST_MODES: Final = 8
 _MOST_DRIVERS: Final = 256
+_MOST_CHARACTERS: Final = 16 * 1024
 _STORAGE: Final = "storage"
 
 
@@ -197,8 +198,10 @@ def _size(amounts: Mapping[str, Quantity]) -> int:
     return 0 if amount is None else amount.nano
 
 
-def _is_small(requirements: Iterable[NodeSelectorRequirement]) -> bool:
-    return sum(1 + len(r.values) for r in requirements) <= MOST_CONDITIONS
+def _is_small(requirements: Collection[NodeSelectorRequirement]) -> bool:
+    if sum(1 + len(r.values) for r in requirements) > MOST_CONDITIONS:
+        return False
+    return sum(len(text) for r in requirements for text in (r.key, *r.values)) <= _MOST_CHARACTERS
 
 
 # --- PersistentVolume ---------------------------------------------------------------------------------------

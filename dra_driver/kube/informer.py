@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import structlog
 
@@ -17,7 +17,7 @@ from dra_driver.indices import Indices
 from dra_driver.kube.backoff import Backoff
 from dra_driver.ports import KubeClient
 
-__all__ = ["Handler", "Informer"]
+__all__ = ["Handler", "Informer", "Keeper"]
 
 T = TypeVar("T", bound=WireObject)
 
@@ -25,6 +25,11 @@ log = structlog.get_logger(__name__)
 
 # Unlike 401, which passes when a token is renewed.
 _NOT_ALLOWED = 403
+
+
+def _left_out(item: WireObject) -> object:
+    """Return what says of some kinds that an object is not kept as a whole."""
+    return getattr(item, "left_out", None)
 
 
 def _nothing(*_: object) -> None:
@@ -38,6 +43,26 @@ class Handler(Generic[T]):
     added: Callable[[T], None] = _nothing
     updated: Callable[[T, T], None] = _nothing
     deleted: Callable[[T], None] = _nothing
+
+
+class Keeper(Protocol[T]):
+    """Says what is kept of each object, and counts it."""
+
+    def keep(self, item: T) -> T:
+        """Return what is kept of an object that was just decoded."""
+        ...
+
+    def forget(self, item: T) -> None:
+        """Take in that an object is not in the store any more."""
+        ...
+
+    def listed(self, items: Iterable[T]) -> None:
+        """Take in that these are all that there are."""
+        ...
+
+    def outdated(self) -> bool:
+        """Return whether more would be kept of an object if it were read now."""
+        ...
 
 
 class Informer(Generic[T]):
@@ -66,9 +91,11 @@ class Informer(Generic[T]):
         field_selector: str = "",
         indices: Mapping[str, Callable[[T], Iterable[Hashable]]] | None = None,
         watch_seconds: int = 300,
+        keeper: Keeper[T] | None = None,
     ) -> None:
         self._client = client
-        self._resource = resource
+        self._keeper = keeper
+        self._resource = resource if keeper is None else resource.keeping(keeper.keep)
         self._namespace = namespace
         self._label_selector = label_selector
         self._field_selector = field_selector
@@ -146,6 +173,8 @@ class Informer(Generic[T]):
                     await self._list()
                     backoff.reset()
                 await self._watch(backoff)
+                if self._keeper is not None and self._keeper.outdated():
+                    await self._list()
             except Gone:
                 self.failing = True
                 self._resource_version = ""
@@ -204,9 +233,12 @@ class Informer(Generic[T]):
                 old is not None
                 and old.metadata.uid == item.metadata.uid
                 and old.metadata.resource_version == item.metadata.resource_version
+                and _left_out(old) == _left_out(item)
             ):
                 continue
             self._put(item)
+        if self._keeper is not None:
+            self._keeper.listed(self._store.values())
         self.failing = False
         self.synced.set()
         self._set_access(True)
@@ -251,6 +283,8 @@ class Informer(Generic[T]):
         old = self._store.get(key)
         if event.type is WatchEventType.DELETED:
             self._remove(key)
+            if self._keeper is not None:
+                self._keeper.forget(event.object)  # it was counted as it came
         elif event.unreadable is None or event.stands_in:
             self._put(event.object)
         elif old is not None and old.metadata.uid != event.unreadable.uid:
@@ -293,5 +327,7 @@ class Informer(Generic[T]):
         if old is None:
             return
         self._indices.change(key, old, None)
+        if self._keeper is not None:
+            self._keeper.forget(old)
         for handler in self._handlers:
             handler.deleted(old)

@@ -8,21 +8,20 @@ which field it is.
 from __future__ import annotations
 
 from dra_driver.trimming.budgets import trimmed_budget
-from dra_driver.trimming.claims import allocation_only, claim_problem, trimmed_claim, trimmed_template
-from dra_driver.trimming.pods import MOST_GATES, pod_problem, trimmed_pod, unservable
-from dra_driver.trimming.resources import (
-    KEPT_BUDGETS,
+from dra_driver.trimming.claims import (
     KEPT_CLAIM_TEMPLATES,
-    KEPT_CLAIMS,
-    KEPT_PODS,
+    allocation_only,
+    claim_problem,
+    trimmed_claim,
+    trimmed_template,
 )
+from dra_driver.trimming.namespaces import NamespaceAllowance
+from dra_driver.trimming.pods import MOST_GATES, pod_problem, trimmed_pod, unservable
 
 __all__ = [
-    "KEPT_BUDGETS",
-    "KEPT_CLAIMS",
     "KEPT_CLAIM_TEMPLATES",
-    "KEPT_PODS",
     "MOST_GATES",
+    "NamespaceAllowance",
     "allocation_only",
     "claim_problem",
     "pod_problem",

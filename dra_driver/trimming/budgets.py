@@ -10,7 +10,7 @@ from dra_driver.api.pod_affinity import LabelSelector
 from dra_driver.api.policy import PodDisruptionBudget, PodDisruptionBudgetSpec, PodDisruptionBudgetStatus
 from dra_driver.trimming.metadata import size_of, trimmed_metadata
 
-__all__ = ["MOST_REQUIREMENTS", "MOST_SELECTOR_BYTES", "trimmed_budget"]
+__all__ = ["MOST_REQUIREMENTS", "MOST_SELECTOR_BYTES", "protecting_all", "trimmed_budget"]
 
 MOST_REQUIREMENTS: Final = 512
 """Labels, requirements and values of a selector."""
@@ -30,12 +30,13 @@ def trimmed_budget(budget: PodDisruptionBudget) -> PodDisruptionBudget:
     whole = selector is None or (
         _number(selector) <= MOST_REQUIREMENTS and size_of(selector) <= MOST_SELECTOR_BYTES
     )
-    return msgspec.structs.replace(
-        budget,
-        metadata=trimmed_metadata(budget.metadata),
-        spec=budget.spec if whole else _ALL,
-        status=budget.status if whole else _NONE,
-    )
+    kept = msgspec.structs.replace(budget, metadata=trimmed_metadata(budget.metadata))
+    return kept if whole else protecting_all(kept)
+
+
+def protecting_all(budget: PodDisruptionBudget) -> PodDisruptionBudget:
+    """Return a budget that protects all pods of its namespace."""
+    return msgspec.structs.replace(budget, spec=_ALL, status=_NONE)
 
 
 def _number(selector: LabelSelector) -> int:

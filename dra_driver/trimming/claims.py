@@ -9,6 +9,7 @@ import msgspec
 from dra_driver.api.meta import ObjectMeta
 from dra_driver.api.names import EXTENDED_RESOURCE_ANNOTATION, POD_CLAIM_ANNOTATION, TOPOLOGY_ANNOTATION
 from dra_driver.api.resource import (
+    RESOURCE_CLAIM_TEMPLATES,
     CapacityRequirements,
     DeviceClaim,
     DeviceRequest,
@@ -25,6 +26,8 @@ from dra_driver.structured import READ_ANNOTATIONS, READ_LABELS
 from dra_driver.trimming.metadata import LONGEST_NOTE, cut, only, too_large, too_many, trimmed_metadata
 
 __all__ = [
+    "KEPT_CLAIM_TEMPLATES",
+    "MOST_AMOUNTS",
     "MOST_FINALIZERS",
     "MOST_FINALIZER_BYTES",
     "MOST_SPEC_BYTES",
@@ -38,6 +41,8 @@ __all__ = [
 MOST_SPEC_BYTES: Final = 512 * 1024
 """Of a claim: 32 configurations of 10 KiB, which the API allows, and 32 selectors of 6 KiB beside them."""
 MOST_TOPOLOGY_BYTES: Final = LONGEST_NOTE
+MOST_AMOUNTS: Final = 4_096
+"""Amounts that all requests of a claim name."""
 MOST_FINALIZERS: Final = 64
 MOST_FINALIZER_BYTES: Final = 16 * 1024
 
@@ -58,8 +63,19 @@ def claim_problem(claim: ResourceClaim) -> str:
         or too_many(_WHAT, "metadata.finalizers", len(finalizers), MOST_FINALIZERS)
         or too_large(_WHAT, "metadata.finalizers", finalizers, MOST_FINALIZER_BYTES)
         or too_large(_WHAT, f"metadata.annotations[{TOPOLOGY_ANNOTATION}]", topology, MOST_TOPOLOGY_BYTES)
+        or too_many(_WHAT, "capacity.requests in spec", _amounts(claim.spec), MOST_AMOUNTS)
         or too_large(_WHAT, "spec", claim.spec, MOST_SPEC_BYTES)
     )
+
+
+def _amounts(spec: ResourceClaimSpec) -> int:
+    asked = (
+        one.capacity
+        for request in spec.devices.requests or ()
+        for one in (request.exactly, *request.first_available)
+        if one is not None
+    )
+    return sum(len(capacity.requests) for capacity in asked if capacity is not None)
 
 
 def trimmed_claim(claim: ResourceClaim) -> ResourceClaim:
@@ -140,3 +156,7 @@ def _request(request: DeviceRequest) -> DeviceRequest:
 def _tolerations(tolerations: tuple[DeviceToleration, ...]) -> tuple[DeviceToleration, ...]:
     """Return the one of the tolerations that covers the taint of the controller, if one does."""
     return tuple(t for t in tolerations if tolerates((t,), PROTECTION_TAINT))[:1]
+
+
+KEPT_CLAIM_TEMPLATES: Final = RESOURCE_CLAIM_TEMPLATES.keeping(trimmed_template)
+"""Templates as the controller lists and watches them."""

@@ -48,6 +48,7 @@ __all__ = [
     "MOST_TERM_PARTS",
     "MOST_TOLERATIONS",
     "MOST_TOLERATION_BYTES",
+    "least_of",
     "pod_problem",
     "trimmed_pod",
     "unservable",
@@ -86,14 +87,16 @@ def unservable(pod: Pod) -> str:
 
 def pod_problem(pod: Pod) -> str:
     """Return which limit a pod exceeds that waits for devices; empty where it exceeds none."""
-    if pod.left_out:
-        return pod.left_out
+    return pod.left_out or _problem(pod, extended=bool(extended_resources(pod)))
+
+
+def _problem(pod: Pod, *, extended: bool) -> str:
     meta, spec = pod.metadata, pod.spec
     affinity = spec.affinity or _NO_AFFINITY
     nodes = affinity.node_affinity
     near, apart = _terms(affinity.pod_affinity), _terms(affinity.pod_anti_affinity)
     spread = spec.topology_spread_constraints
-    containers = (*spec.init_containers, *spec.containers) if extended_resources(pod) else ()
+    containers = (*spec.init_containers, *spec.containers) if extended else ()
     entries = sum(len(c.resources.requests) for c in containers)
     many = (
         ("metadata.labels", len(meta.labels or ()), MOST_LABELS),
@@ -165,7 +168,7 @@ def trimmed_pod(pod: Pod) -> Pod:
     spec, extended = pod.spec, bool(extended_resources(pod))
     ended = pod.status.phase in ("Succeeded", "Failed")
     wants = not ended and (bool(spec.resource_claims) or extended)
-    problem = pod_problem(pod) if wants else ""
+    problem = (pod.left_out or _problem(pod, extended=extended)) if wants else ""
     whole = wants and not problem
     folded = not (whole and extended)
     return Pod(
@@ -190,6 +193,27 @@ def trimmed_pod(pod: Pod) -> Pod:
         ),
         status=_status(pod.status) if folded else pod.status,
         left_out=problem,
+    )
+
+
+def least_of(pod: Pod, why: str) -> Pod:
+    """Return a trimmed pod with nothing that can be large.
+
+    Args:
+        pod: as it was kept until now.
+        why: it cannot be kept so, if it waits for devices.
+    """
+    wants = bool(pod.spec.resource_claims) or bool(extended_resources(pod))
+    slim = trimmed_pod(msgspec.structs.replace(pod, left_out=pod.left_out or why))
+    return msgspec.structs.replace(
+        slim,
+        metadata=msgspec.structs.replace(
+            slim.metadata,
+            labels=only(slim.metadata.labels, _LABELS),
+            annotations=None,
+        ),
+        spec=msgspec.structs.replace(slim.spec, affinity=None, volumes=()),
+        left_out=(pod.left_out or why) if wants else "",
     )
 
 
