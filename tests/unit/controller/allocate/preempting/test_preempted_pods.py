@@ -133,6 +133,24 @@ def test_a_pod_that_names_its_claim_twice_preempts_nobody() -> None:
     play(cluster_of(n1=(80,)), scenario)
 
 
+def test_a_pod_or_claim_that_is_too_large_preempts_nobody() -> None:
+    async def scenario(h: Harness) -> None:
+        await low(h, "a")
+        claim(h.cluster, "pod")
+        pod(h.cluster, "pod", "pod", priority=100, tolerations=[{"operator": "Exists"}] * 1_025)
+        claim(h.cluster, "claim")
+        many = {"metadata": {"finalizers": [f"example.com/{i}" for i in range(65)]}}
+        h.cluster.edit(RESOURCE_CLAIMS, "claim", many, NS)
+        pod(h.cluster, "claim", "claim", priority=100)
+        await asyncio.sleep(60)
+        assert evictions(h) == []
+        assert "spec.tolerations of the pod has 1025 entries" in h.reason("pod").message
+        assert "metadata.finalizers of the claim has 65 entries" in h.reason("claim").message
+        assert len(h.claim("claim").metadata.finalizers or ()) == 65
+
+    play(cluster_of(n1=(80,)), scenario)
+
+
 def test_pods_and_namespaces_opt_out_by_a_label() -> None:
     async def scenario(h: Harness) -> None:
         await holder(h, "a", metadata={"labels": {PREEMPTIBLE_LABEL: "false"}})
