@@ -1,11 +1,14 @@
 /* Computes on the first GPU that it sees, through the driver's own interface, compiled from PTX by the driver.
  *
  * Prints one "name value" a line: devices, uuid, total (bytes), result (right or wrong); fails with the call that
- * failed. The argument is the number of bytes that it takes of the GPU's memory.
+ * failed. The first argument is the number of bytes that it takes of the GPU's memory; it goes on computing for the
+ * seconds of the second one.
  */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
 
 #define NUMBERS 64
 #define CALL(name, ...)                                                                     \
@@ -60,5 +63,10 @@ int main(int argc, char **argv) {
     int right = 1;
     for (int i = 0; i < NUMBERS; i++) right &= numbers[i] == i + 1;
     printf("result %s\n", right ? "right" : "wrong");
+    fflush(stdout);
+    for (time_t end = time(NULL) + (argc > 2 ? atoi(argv[2]) : 0); time(NULL) < end; usleep(100000)) {
+        CALL(cuLaunchKernel, kernel, 1, 1, 1, NUMBERS, 1, 1, 0, NULL, parameters, NULL);
+        CALL(cuCtxSynchronize);
+    }
     return !right;
 }

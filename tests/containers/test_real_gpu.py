@@ -18,33 +18,21 @@ import pytest
 from fake_client import FakeClient
 from kubelet_calls import prepare, unprepare
 from node_agent import DRIVER, add_claim, claim, running
+from real_gpu import ROOTS, first, opened, uuid_of
 
 from dra_driver import cdi
-from dra_driver.discovery import open_backend
-from dra_driver.errors import DraError
 from dra_driver.hardware import DiscoveredDevice
-from dra_driver.ports import DeviceBackend, TelemetrySource
+from dra_driver.ports import TelemetrySource
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
-ROOTS = {"sysfs_root": Path("/sys"), "procfs_root": Path("/proc"), "dev_root": Path("/dev")}
 SMI = "/usr/bin/nvidia-smi"
 MIB = 2**20
 
 
 @pytest.fixture(scope="module")
 def gpu() -> DiscoveredDevice:
-    """The first GPU of this computer; the test is skipped where there is none."""
-    backend = opened()
-    try:
-        found = backend.discover()
-    except DraError as e:
-        pytest.skip(f"NVML finds no GPU: {e}")
-    finally:
-        backend.close()
-    if not found:
-        pytest.skip("NVML finds no GPU")
-    return found[0]
+    return first()
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +40,6 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("cuda") / "compute"
     images.compile_file(Path(__file__).with_name("cuda_program.c"), target)
     return target
-
-
-def opened() -> DeviceBackend:
-    return open_backend("nvml", **ROOTS, node_name="node")
-
-
-def uuid_of(gpu: DiscoveredDevice) -> str:
-    return str(gpu.device.attributes["uuid"].string_value)
 
 
 def edits_of(document: bytes) -> cdi.ContainerEdits:

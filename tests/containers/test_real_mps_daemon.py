@@ -1,7 +1,7 @@
 """NVIDIA's MPS control daemon as this driver starts, finds and ends it; that takes no GPU.
 
 Debian has its program in the package nvidia-cuda-mps (non-free). Its server needs a GPU, so that a stand-in
-takes its place; ``test_real_gpu.py`` is about what needs one.
+takes its place; ``test_real_mps_clients.py`` is about what needs one.
 """
 
 from __future__ import annotations
@@ -12,32 +12,22 @@ import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import glibc_images
 import pytest
+from mps_containers import CONTROL, DEVICE, USERS, agent, can_mount, eventually, finish, folder, pipes, start
 
-from dra_driver.api.own.parameters import DeviceType
-from dra_driver.preparation import NodeDevice
-from dra_driver.preparation.sharing import MPS_PIPES, plan_sharing
 from kubelet_plugin.gpu import mps_processes
-from kubelet_plugin.gpu.mps import Launcher, MpsDaemons
-
-CONTROL = "nvidia-cuda-mps-control"
-DEVICE = "gpu-0"
-USERS = (0, 1000, 65534)
+from kubelet_plugin.gpu.mps import MpsDaemons
 
 _program = shutil.which(CONTROL)
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(_program is None, reason=f"there is no {CONTROL} in PATH"),
-    pytest.mark.skipif(
-        os.geteuid() != 0 or subprocess.run(["unshare", "--mount", "true"], check=False).returncode != 0,
-        reason="needs root and mounts of its own",
-    ),
+    pytest.mark.skipif(not can_mount(), reason="needs root and mounts of its own"),
 ]
 
 # Says as whom it runs, and what it meets where NVIDIA's server connects, in the /dev/shm of the daemon.
@@ -62,24 +52,12 @@ int main(void) {
     sleep(60);
 }
 """
-_CONTAINER = """
-mount --make-rprivate / && mount --bind "$1" "$2" && mount -o remount,bind,"$3" "$2" &&
-    exec setpriv --reuid "$4" --regid "$4" --clear-groups "$5"
-"""
 
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    """A folder whose path leaves room for the names of sockets; the state directory in it is the agent's."""
-    with tempfile.TemporaryDirectory(prefix="dra", dir="/tmp") as folder:
-        Path(folder).chmod(0o755)
-        (Path(folder) / "state").mkdir(mode=0o700)
-        subprocess.run(["mount", "--bind", folder, folder], check=True)
-        subprocess.run(["mount", "--make-shared", folder], check=True)
-        try:
-            yield Path(folder)
-        finally:
-            subprocess.run(["umount", "--recursive", "--lazy", folder], check=True)
+    with folder() as made:
+        yield made
 
 
 @pytest.fixture
@@ -96,20 +74,10 @@ def control(root: Path) -> Path:
 
 @pytest.fixture
 def daemons(root: Path, control: Path) -> Iterator[MpsDaemons]:
-    made = agent(root, control)
+    made = agent(root, str(control))
     made.start(DEVICE, "GPU-1")
     yield made
     made.stop(DEVICE)
-
-
-def agent(root: Path, control: Path) -> MpsDaemons:
-    return MpsDaemons(
-        root / "state/mps", control=str(control), launcher=Launcher.SESSION, shared_memory=64 << 20
-    )
-
-
-def pipes(root: Path) -> Path:
-    return root / "state/mps" / DEVICE / "pipe"
 
 
 def say(root: Path, control: Path, words: str, seconds: float = 10) -> str:
@@ -123,30 +91,9 @@ def say(root: Path, control: Path, words: str, seconds: float = 10) -> str:
 
 def say_in_container(root: Path, control: Path, user: int, words: str) -> str:
     """Say something to the daemon where a container has its pipes."""
-    device = NodeDevice(DEVICE, "GPU-1", "GPU-1", mps_directory=str(pipes(root).parent))
-    edits = plan_sharing(device, DeviceType.SHARE, None, position=0, memory=None).edits
-    (mount,) = (m for m in edits.mounts if m.container_path == MPS_PIPES)
-    place = root / "container"
-    place.mkdir(exist_ok=True)
-    flags = ",".join(o for o in mount.options if o not in ("rbind", "rprivate"))
-    arguments = (mount.host_path, str(place), flags, str(user), str(control))
-    done = subprocess.run(
-        ["unshare", "--mount", "--pid", "--fork", "sh", "-c", _CONTAINER, "sh", *arguments],
-        input=f"{words}\n",
-        text=True,
-        env={**os.environ, "CUDA_MPS_PIPE_DIRECTORY": str(place)},
-        capture_output=True,
-        timeout=20,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-def eventually(what: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    status, answer, errors = finish(start(root, user, str(control)), f"{words}\n")
+    assert status == 0, errors
+    return answer.strip()
 
 
 def test_containers_of_every_user_reach_it_and_only_root_changes_it(
@@ -213,7 +160,7 @@ def test_one_that_a_tenant_holds_up_is_ended_all_the_same(
         with pytest.raises(subprocess.TimeoutExpired):
             say(root, control, "get_server_list", 2)
         # The agent does not ask it anything.
-        agent(root, control).start(DEVICE, "GPU-1")
+        agent(root, str(control)).start(DEVICE, "GPU-1")
         before = mps_processes.find(str(control), pipes(root))
         daemons.stop(DEVICE)
         assert not any(mps_processes.is_running(p) for p in before)
@@ -223,7 +170,7 @@ def test_one_that_a_tenant_holds_up_is_ended_all_the_same(
 
 def test_one_that_died_is_followed_by_another(root: Path, control: Path, daemons: MpsDaemons) -> None:
     (first,) = mps_processes.find(str(control), pipes(root))
-    agent(root, control).start(DEVICE, "GPU-1")
+    agent(root, str(control)).start(DEVICE, "GPU-1")
     assert mps_processes.find(str(control), pipes(root)) == (first,)
     os.kill(first.pid, signal.SIGKILL)
     eventually(lambda: not mps_processes.is_running(first))
