@@ -408,7 +408,7 @@ def test_devices_that_others_have_untainted_are_not_the_allocators() -> None:
 def test_a_loan_ends_where_its_slices_are_not_published_for_a_plugin_that_is_there(
     change: dict[str, Any],
 ) -> None:
-    whole = lent(LoanState.LENT, LENT)
+    whole = lent(LoanState.UNTAINTING, LENT)
     status = codec.convert(type(whole.inventory.status), {**codec.plain(whole.inventory.status), **change})
     made = msgspec.structs.replace(whole.inventory, status=status)
     found = plan_publication(dataclasses.replace(whole, inventory=made))
@@ -418,7 +418,7 @@ def test_a_loan_ends_where_its_slices_are_not_published_for_a_plugin_that_is_the
 
 def test_a_loan_ends_where_the_api_server_keeps_no_taints() -> None:
     found = plan_publication(
-        dataclasses.replace(lent(LoanState.LENT, LENT), features=ServerFeatures(taints=False))
+        dataclasses.replace(lent(LoanState.UNTAINTING, LENT), features=ServerFeatures(taints=False))
     )
     assert found.loans["gpu-0"].state not in (LoanState.LENT, LoanState.UNTAINTING)
 
