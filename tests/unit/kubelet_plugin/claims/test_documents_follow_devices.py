@@ -233,35 +233,75 @@ def test_a_version_without_ended_records_undoes_them() -> None:
     asyncio.run(main())
 
 
+class Broken(NoHardware):
+    """Sets what it is asked for, and does not set it back while it is broken."""
+
+    def __init__(self) -> None:
+        self.broken = True
+        self.undone: list[str] = []
+
+    async def look(self, record: Any, holdings: Any) -> Any:
+        return record
+
+    async def restore(self, record: Any, holdings: Any) -> None:
+        if self.broken:
+            raise PrepareError("the GPU does not answer")
+        self.undone.append("settings")
+
+    async def restore_drivers(self, record: Any) -> None:
+        self.undone.append("drivers")
+
+
+def controllable(minor: int) -> NodeDevice:
+    """Device 0, with settings that a claim of it has to have set back."""
+    return dataclasses.replace(device(0, minor), controllable=True, partitioning="MIG mode")
+
+
+async def rebooted_and_not_given_back(hardware: Broken) -> tuple[Scenario, Preparer]:
+    """A claim of device 0, whose node is 7 since the reboot."""
+    world = Scenario(controllable(0))
+    preparer = await world.started(hardware)
+    await preparer.prepare(reference(0))
+    world.boot = "two"
+    world.place(controllable(7))
+    return world, await world.started(hardware)
+
+
 def test_what_cannot_be_given_back_after_a_reboot_is_tried_again_and_stays_of_the_boot_before() -> None:
-    class Broken(NoHardware):
-        """Sets what it is asked for, and does not set it back."""
+    async def main() -> None:
+        hardware = Broken()
+        world, _ = await rebooted_and_not_given_back(hardware)
+        assert world.disk.specs == {}, "it was in force again"
+        await world.started(hardware)
+        assert world.disk.specs == {}, "it was in force again"
+        hardware.broken = False
+        preparer = await world.started(hardware)
+        assert hardware.undone == ["settings"]
+        assert preparer.claims == ()
 
-        broken = True
-        restored = 0
+    asyncio.run(main())
 
-        async def look(self, record: Any, holdings: Any) -> Any:
-            return record
 
-        async def restore(self, record: Any, holdings: Any) -> None:
-            if self.broken:
-                raise PrepareError("the GPU does not answer")
-            self.restored += 1
+@pytest.mark.parametrize("call", ["prepare", "unprepare"])
+def test_a_call_undoes_as_after_a_reboot_what_could_not_be_given_back_at_the_start(call: str) -> None:
+    """At the address of a function that was bound for the claim may be another one now."""
 
     async def main() -> None:
         hardware = Broken()
-        world = Scenario(dataclasses.replace(device(0, 0), controllable=True, partitioning="MIG mode"))
-        preparer = await world.started(hardware)
-        await preparer.prepare(reference(0))
-        world.boot = "two"
-        world.place(dataclasses.replace(device(0, 7), controllable=True, partitioning="MIG mode"))
-        for _ in range(2):
-            await world.started(hardware)
-            assert world.disk.specs == {}, "it was in force again"
+        world, preparer = await rebooted_and_not_given_back(hardware)
+        with pytest.raises(PrepareError, match="the GPU does not answer"):
+            await getattr(preparer, call)(reference(0))
+        assert set(world.disk.claims()) == {UIDS[0]}
         hardware.broken = False
-        preparer = await world.started(hardware)
-        assert hardware.restored == 1
-        assert preparer.claims == ()
+        world.kube.calls.clear()
+        await getattr(preparer, call)(reference(0))
+        assert hardware.undone[-1:] == ["settings"]
+        assert "drivers" not in hardware.undone, "the reboot has bound them to what they were before"
+        if call == "prepare":
+            assert world.kube.calls, "it may have been allocated anew"
+            assert world.nodes() == {0: {"/dev/nvidia7"}}
+        else:
+            assert world.disk.claims() == {}
 
     asyncio.run(main())
 
