@@ -328,6 +328,43 @@ NOTICED: dict[str, Noticed] = {
 }
 
 
+class Hanging(NoHardware):
+    """Does not come back for one claim."""
+
+    def __init__(self) -> None:
+        self.uid = Uid("")
+        self.asked, self.back = asyncio.Event(), asyncio.Event()
+
+    async def locate(self, record: Any) -> Any:
+        if record.uid == self.uid:
+            self.asked.set()
+            await self.back.wait()
+        return record
+
+
+@pytest.mark.parametrize("busy", [0, 1])
+@pytest.mark.parametrize("look", ["tidy", "renew"])
+def test_a_call_that_does_not_end_keeps_no_other_claim_from_being_followed(look: str, busy: int) -> None:
+    async def main() -> None:
+        hardware = Hanging()
+        world = Scenario(device(0, 0), device(1, 1))
+        preparer = await world.started(hardware)
+        for i in (0, 1):
+            await preparer.prepare(reference(i))
+        hardware.uid = UIDS[busy]
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(preparer.prepare(reference(busy)))
+            await hardware.asked.wait()
+            world.place(device(0, 2), device(1, 3))
+            await getattr(preparer, look)()
+            assert world.nodes() == {busy: {f"/dev/nvidia{busy}"}, 1 - busy: {f"/dev/nvidia{3 - busy}"}}
+            hardware.back.set()
+        await preparer.renew()
+        assert world.true()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("vendor", NODES)
 @pytest.mark.parametrize("noticed", NOTICED)
 def test_minors_that_are_swapped_without_a_reboot_are_followed(noticed: str, vendor: str) -> None:
