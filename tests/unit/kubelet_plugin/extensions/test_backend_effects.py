@@ -175,6 +175,33 @@ def test_an_undoing_that_fails_keeps_the_device_and_is_tried_again() -> None:
     run(scenario)
 
 
+def test_a_failure_that_cannot_be_undone_either_is_told_and_undone_by_the_next_call() -> None:
+    npu = Npu()
+
+    def fails() -> None:
+        raise sdk.PrepareError("the bitstream does not fit")
+
+    def is_away() -> None:
+        raise sdk.PrepareError("the network is away")
+
+    async def scenario(kube: FakeClient, disk: Disk) -> None:
+        preparer = node(disk, kube, npu)
+        reference = given(kube, "one", "acme-0")
+        npu.in_prepare, npu.in_unprepare = fails, is_away
+        with pytest.raises(PrepareError, match="the bitstream does not fit"):
+            await preparer.prepare(reference)
+        assert preparer.failures == {"backend": 2}
+        assert set(disk.claims().values()) == {"PrepareStarted"}
+        with pytest.raises(PrepareError, match="device acme-0 is held by another claim"):
+            await preparer.prepare(given(kube, "other", "acme-0"))
+        npu.in_prepare = npu.in_unprepare = lambda: None
+        npu.calls.clear()
+        await preparer.prepare(reference)
+        assert npu.calls == ["unprepare acme-0", "plan acme-0", "prepare acme-0"]
+
+    run(scenario)
+
+
 def test_a_kill_in_the_middle_is_undone_by_the_plan_at_the_next_start() -> None:
     npu = Npu()
 
