@@ -22,6 +22,11 @@ from kubelet_plugin.extensions.calls import BackendCalls
 from kubelet_plugin.extensions.effects import BackendEffects
 
 
+def device(path: str) -> NodeDevice:
+    edits = cdi.ContainerEdits(device_nodes=(cdi.DeviceNode(path=path),))
+    return NodeDevice("acme-0", "U", "U", prepared_by="acme", simulated=True, edits=edits)
+
+
 def test_it_goes_on_between_the_calls_of_the_kubelet() -> None:
     npu = SlowNpu()
 
@@ -164,6 +169,26 @@ def test_what_could_not_be_undone_is_not_prepared_for_long_again_meanwhile() -> 
     run(scenario)
 
 
+def test_a_claim_that_is_wanted_after_all_is_followed_again() -> None:
+    npu = SlowNpu()
+
+    async def scenario(kube: FakeClient, disk: Disk) -> None:
+        changed = {"acme-0": device("/dev/npu0")}
+        preparer = node(disk, kube, npu, seconds=WAIT, changed=changed)
+        reference = given(kube, "one", "acme-0")
+        await still(preparer, reference)
+        with pytest.raises(PrepareError, match="an earlier call has not come back yet"):
+            await preparer.unprepare(reference)
+        npu.finish.set()
+        await prepared(preparer, reference, PrepareError)
+        changed["acme-0"] = device("/dev/npu7")
+        await preparer.renew()
+        (document,) = disk.specs.values()
+        assert b"/dev/npu7" in document
+
+    run(scenario)
+
+
 def test_an_agent_that_is_killed_meanwhile_undoes_it_and_begins_anew() -> None:
     npu = SlowNpu()
 
@@ -244,10 +269,6 @@ def test_a_lock_that_cannot_be_had_refuses_the_claim(tmp_path: Path) -> None:
 def test_its_device_may_have_another_node_when_the_work_has_ended() -> None:
     """What had that node's number before may be another claim's device by then."""
     npu = SlowNpu()
-
-    def device(path: str) -> NodeDevice:
-        edits = cdi.ContainerEdits(device_nodes=(cdi.DeviceNode(path=path),))
-        return NodeDevice("acme-0", "U", "U", prepared_by="acme", simulated=True, edits=edits)
 
     async def scenario(kube: FakeClient, disk: Disk) -> None:
         changed = {"acme-0": device("/dev/npu0")}
