@@ -511,7 +511,7 @@ class Preparer:
         record = made or record
         await self._effects.carry_out(claim, record, state, Event.APPLIED)
         if claim.record is not None:
-            self._upkeep.saw(claim.record)
+            self._upkeep.prepared(claim.record)
         return record.devices
 
     @contextlib.asynccontextmanager

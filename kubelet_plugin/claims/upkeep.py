@@ -94,6 +94,11 @@ class Upkeep:
             self._ending.add(record.uid)
             self.unsettled.pop(record.uid, None)
 
+    def prepared(self, record: PreparedClaim) -> None:
+        """Note that the claim has just been prepared with this record, whatever was to be ended before."""
+        self._ending.discard(record.uid)
+        self.saw(record)
+
     def saw(self, record: PreparedClaim) -> None:
         """Note that from now on the claim is known to have this record."""
         known = self._known_since.get(record.uid)

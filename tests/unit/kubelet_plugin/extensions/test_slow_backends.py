@@ -169,18 +169,24 @@ def test_what_could_not_be_undone_is_not_prepared_for_long_again_meanwhile() -> 
     run(scenario)
 
 
-def test_a_claim_that_is_wanted_after_all_is_followed_again() -> None:
+@pytest.mark.parametrize("released", ["", "the driver is being updated"])
+def test_a_claim_that_is_wanted_after_all_is_followed_again(released: str) -> None:
+    """What is at work goes on where its end could not even be asked for, and is undone otherwise."""
     npu = SlowNpu()
 
     async def scenario(kube: FakeClient, disk: Disk) -> None:
         changed = {"acme-0": device("/dev/npu0")}
-        preparer = node(disk, kube, npu, seconds=WAIT, changed=changed)
+        effects = BackendEffects([npu], seconds=WAIT)
+        preparer = node(disk, kube, npu, effects=effects, changed=changed)
         reference = given(kube, "one", "acme-0")
         await still(preparer, reference)
-        with pytest.raises(PrepareError, match="an earlier call has not come back yet"):
+        effects.released = released
+        with pytest.raises(PrepareError, match=released or "an earlier call has not come back yet"):
             await preparer.unprepare(reference)
+        effects.released = ""
         npu.finish.set()
         await prepared(preparer, reference, PrepareError)
+        assert npu.calls.count("prepare acme-0") == (1 if released else 2)
         changed["acme-0"] = device("/dev/npu7")
         await preparer.renew()
         (document,) = disk.specs.values()
