@@ -18,6 +18,7 @@ from kubelet_plugin.claims.planning import ClaimReference, Timing
 from kubelet_plugin.claims.preparer import Preparer
 from kubelet_plugin.claims.reservations import DeviceReservations
 from kubelet_plugin.extensions.effects import BackendEffects
+from kubelet_plugin.gpu.hardware import Hardware
 
 __all__ = ["VERSION", "Npu", "NpuConfig", "given", "node", "run"]
 
@@ -80,6 +81,7 @@ def node(
     looked: Callable[[], bool] = lambda: True,
     node_lock: NodeLock | None = None,
     changed: Mapping[str, NodeDevice] | None = None,
+    hardware: Hardware | None = None,
 ) -> Preparer:
     """A preparer with two devices of each backend, and one that no backend prepares.
 
@@ -99,6 +101,7 @@ def node(
         specs=DiskSpecs(disk),
         devices=lambda: {**devices, **(changed or {})} if looked() else {},
         complete=looked,
+        hardware=hardware,
         timing=Timing(budget=2.0, patience=0.2),
         backends=effects or BackendEffects(list(backends), seconds=seconds),
     )

@@ -8,6 +8,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from crashing_stores import Disk
 from fake_client import FakeClient
@@ -15,11 +16,20 @@ from npu_backend import Npu, given, node, run
 from slow_npu import WAIT, SlowNpu, prepared, still
 
 from dra_driver import cdi, sdk
+from dra_driver.api.own.inventory import InventoryDevice
 from dra_driver.errors import PrepareError, StillPreparing
 from dra_driver.hardware import DeviceWork
-from dra_driver.preparation import Checkpoint, ClaimState, NodeDevice
+from dra_driver.preparation import (
+    BindingRecord,
+    Checkpoint,
+    ClaimState,
+    Holdings,
+    NodeDevice,
+    PreparedClaim,
+)
 from kubelet_plugin.extensions.calls import BackendCalls
 from kubelet_plugin.extensions.effects import BackendEffects
+from kubelet_plugin.gpu.no_hardware import NoHardware
 
 
 def device(path: str) -> NodeDevice:
@@ -96,6 +106,7 @@ def test_a_failure_in_between_is_told_and_undone() -> None:
         assert npu.calls[-1] == "unprepare acme-0"
         assert not npu.set
         assert not disk.claims()
+        assert preparer.failures == {"backend": 1}
 
     run(scenario)
 
@@ -230,6 +241,40 @@ def test_what_another_instance_has_written_ends_what_this_one_had_begun() -> Non
         await prepared(preparer, reference, PrepareError)
         twice = ["plan acme-0", "prepare acme-0"]
         assert npu.calls == [*twice, "unprepare acme-0", *twice]
+
+    run(scenario)
+
+
+class Bound(NoHardware):
+    """Hands a device over as a function whose character device is known only when it is bound."""
+
+    async def look(self, record: PreparedClaim, holdings: Holdings) -> PreparedClaim:
+        found = InventoryDevice(name="acme-0")
+        return self._with(record, BindingRecord(address="0000:1b:00.0", driver="vfio-pci", found=found))
+
+    async def bind_drivers(self, record: PreparedClaim) -> PreparedClaim:
+        binding = record.devices[0].binding
+        assert binding is not None
+        return self._with(record, msgspec.structs.replace(binding, cdev="vfio3"))
+
+    def _with(self, record: PreparedClaim, binding: BindingRecord) -> PreparedClaim:
+        (device,) = record.devices
+        return msgspec.structs.replace(record, devices=(msgspec.structs.replace(device, binding=binding),))
+
+
+def test_what_was_made_before_is_recorded_while_it_goes_on() -> None:
+    """Another agent goes by the record if this one ends meanwhile."""
+    npu = SlowNpu()
+
+    async def scenario(kube: FakeClient, disk: Disk) -> None:
+        preparer = node(disk, kube, npu, seconds=WAIT, hardware=Bound())
+        await still(preparer, given(kube, "one", "acme-0"))
+        (record,) = Checkpoint.decode(disk.checkpoint)
+        assert record.state is ClaimState.STARTED
+        binding = record.devices[0].binding
+        assert binding is not None
+        assert binding.cdev == "vfio3"
+        npu.finish.set()
 
     run(scenario)
 
