@@ -34,7 +34,7 @@ from dra_driver.errors import ApiUnavailable, DraError
 from dra_driver.preparation import Checkpoint, ClaimState
 from kubelet_plugin.app import Plugin
 from kubelet_plugin.config import Configuration, Timings
-from kubelet_plugin.core.notices import CHECKPOINT_DAMAGED
+from kubelet_plugin.core.notices import CHECKPOINT_DAMAGED, ORPHANED_CDI_FILE
 from kubelet_plugin.devices.inventory import fit
 
 INVENTORY_CRD: Final = PROJECT / "deploy/manifests/crds/deviceinventories.yaml"
@@ -136,6 +136,9 @@ def test_a_lost_checkpoint_is_recovered(tmp_path: Path, damage: str) -> None:
         async with running(tmp_path, kube, [device(0), device(1)], timing=IMPATIENT) as node:
             lost = damage in ("both gone", "all corrupt")
             assert {c["name"] for c in checkpointed(node).values()} == ({"one"} if lost else {"one", "two"})
+            # Where there is nothing, nothing says that there was a checkpoint.
+            failed = damage not in ("gone", "both gone")
+            assert node.plugin._preparer.failures["checkpoint"] == failed
             thief = add_claim(kube, claim("thief", "gpu-0"))
             assert "is held by another claim" in (await prepare(node, thief))[thief["metadata"]["uid"]].error
             done = await unprepare(node, one, two)
@@ -172,9 +175,14 @@ def test_orphans_of_ours_are_removed_and_strangers_files_are_not_touched(tmp_pat
     _, one, two = prepared(tmp_path)
     folder = tmp_path / "cdi"
     orphan = json.loads((folder / file_of(one)).read_bytes())
-    stray = {"metadata": {"uid": "99999999-0000"}}
-    text = json.dumps(orphan).replace(one["metadata"]["uid"], stray["metadata"]["uid"])
-    (folder / file_of(stray)).write_text(text)
+    strays = [{"metadata": {"uid": f"99999999-000{i}"}} for i in range(2)]
+
+    def leave() -> None:
+        for stray in strays:
+            text = json.dumps(orphan).replace(one["metadata"]["uid"], stray["metadata"]["uid"])
+            (folder / file_of(stray)).write_text(text)
+
+    leave()
     strangers = {
         "nvidia.yaml": b"cdiVersion: 0.5.0\n",
         "k8s.other.example.com-claim_99999999-0000.json": b"{}",
@@ -185,12 +193,17 @@ def test_orphans_of_ours_are_removed_and_strangers_files_are_not_touched(tmp_pat
     }
     for name, data in strangers.items():
         (folder / name).write_bytes(data)
-    (folder / f".{file_of(stray)}.0123abcd.tmp").write_bytes(b"cut short")
+    (folder / f".{file_of(strays[0])}.0123abcd.tmp").write_bytes(b"cut short")
 
     async def main() -> None:
         async with running(tmp_path, FakeClient(), [device(0), device(1)]) as node:
-            assert set(node.specs()) == {file_of(one), file_of(two), *strangers}
-            assert {n: (folder / n).read_bytes() for n in strangers} == strangers
+            for removed in (2, 4):
+                assert set(node.specs()) == {file_of(one), file_of(two), *strangers}
+                assert {n: (folder / n).read_bytes() for n in strangers} == strangers
+                assert node.plugin.notices.counts[ORPHANED_CDI_FILE] == removed
+                # Now and then they are looked for as well.
+                leave()
+                await node.plugin._preparer.tidy()
 
     asyncio.run(main())
 

@@ -379,6 +379,23 @@ def test_a_device_that_is_exchanged_meanwhile_is_not_handed_out() -> None:
     run(scenario)
 
 
+def test_no_work_begins_on_a_device_that_was_exchanged_meanwhile() -> None:
+    npu = SlowNpu()
+
+    async def scenario(kube: FakeClient, disk: Disk) -> None:
+        changed: dict[str, NodeDevice] = {}
+        preparer = node(disk, kube, npu, seconds=WAIT, changed=changed)
+        reference = given(kube, "one", "acme-0", "acme-1")
+        await still(preparer, reference)
+        changed["acme-1"] = NodeDevice("acme-1", "V", "V", prepared_by="acme", simulated=True)
+        npu.finish.set()
+        with pytest.raises(PrepareError, match="it was replaced"):
+            await prepared(preparer, reference)
+        assert "prepare acme-1" not in npu.calls
+
+    run(scenario)
+
+
 def test_a_look_at_all_claims_waits_for_none_of_them() -> None:
     """After a start of the agent the hardware is not looked at again before all claims were."""
     npu = SlowNpu()
