@@ -365,6 +365,46 @@ def test_a_call_that_does_not_end_keeps_no_other_claim_from_being_followed(look:
     asyncio.run(main())
 
 
+def test_nothing_is_unsettled_of_a_claim_that_is_unprepared() -> None:
+    async def main() -> None:
+        world, preparer = await two_prepared()
+        world.place(device(0, 0, uuid="GPU-new"), device(1, 1))
+        await preparer.renew()
+        assert preparer.unsettled
+        await preparer.unprepare(reference(0))
+        assert not preparer.unsettled
+
+    asyncio.run(main())
+
+
+def test_a_claim_that_another_instance_has_prepared_meanwhile_stays_prepared(tmp_path: Path) -> None:
+    """Its containers may run: it is not made again, which would undo it where that fails."""
+
+    class Fails(NoHardware):
+        async def look(self, record: Any, holdings: Any) -> Any:
+            raise PrepareError("the GPU does not answer")
+
+    async def main() -> None:
+        world = Scenario(device(0, 0))
+        other = world.preparer(node_lock=StateLock(tmp_path / "state.lock"))
+        preparer = world.preparer(Fails(), node_lock=StateLock(tmp_path / "state.lock"))
+        for instance in (other, preparer):
+            await instance.restore()
+        read = world.kube.get
+
+        async def slow(*args: Any, **more: Any) -> Any:
+            world.kube.get = read  # type: ignore[method-assign]
+            await other.prepare(reference(0))
+            return await read(*args, **more)
+
+        world.kube.get = slow  # type: ignore[method-assign]
+        (prepared,) = await preparer.prepare(reference(0))
+        assert prepared.device == "gpu-0"
+        assert world.disk.claims() == {UIDS[0]: "PrepareCompleted"}
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("vendor", NODES)
 @pytest.mark.parametrize("noticed", NOTICED)
 def test_minors_that_are_swapped_without_a_reboot_are_followed(noticed: str, vendor: str) -> None:
