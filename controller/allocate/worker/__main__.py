@@ -10,7 +10,7 @@ import socket
 import sys
 from typing import Final
 
-from controller.allocate.worker import limits
+from controller import process_limits as limits
 from controller.allocate.worker.service import Service
 from controller.allocate.worker.wire import Frames
 

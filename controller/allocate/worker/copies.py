@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, NoReturn
 
-from controller.allocate.worker import limits
+from controller import process_limits as limits
 
 __all__ = ["GRACE_SECONDS", "Copy", "Ended", "begin"]
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from controller import process_limits as limits
 from controller.allocate.decide import (
     ClaimAssumed,
     Decisions,
@@ -29,7 +30,6 @@ from controller.allocate.decide import (
     Write,
 )
 from controller.allocate.plans import PlanAnswer, PlanQuestion
-from controller.allocate.worker import limits
 from controller.allocate.worker.plan_lane import PlanLane
 from controller.allocate.worker.sent_answers import OutOfDate, decision_of, packed_answer
 from controller.allocate.worker.shape_lane import ShapeLane

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-__all__ = ["EXIT_MEMORY", "bound_copy", "end_with_parent", "memory", "prefer_to_end"]
+__all__ = ["EXIT_MEMORY", "bound_copy", "bound_memory", "end_with_parent", "memory", "prefer_to_end"]
 
 EXIT_MEMORY: Final = 70
 """Exit status of a process that a question took too much memory of."""
@@ -41,14 +41,20 @@ def memory(more: int) -> Iterator[None]:
 
 def bound_copy(more: int, seconds: float, nice: int) -> None:
     """Limit this process for good: to so many bytes more than it has, to seconds of CPU time, in priority."""
-    limit, cpu = _used() + more, math.ceil(seconds)
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = limit if hard < 0 else min(limit, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    cpu = math.ceil(seconds)
+    bound_memory(more)
     resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu + 1))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError):
         os.nice(nice)
+
+
+def bound_memory(more: int) -> None:
+    """Limit this process for good to so many bytes more than it has; beyond, there is ``MemoryError``."""
+    limit = _used() + more
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = limit if hard < 0 else min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def end_with_parent(parent: int) -> None:
