@@ -9,6 +9,6 @@ that has waited longest rather than refusing the newest. Pages that name claims 
 from dra_driver.serving.authorization import Authorizer, protected
 from dra_driver.serving.limits import Limits
 from dra_driver.serving.recent import Recent
-from dra_driver.serving.server import Port, serve
+from dra_driver.serving.server import Port, listening_sockets, serve
 
-__all__ = ["Authorizer", "Limits", "Port", "Recent", "protected", "serve"]
+__all__ = ["Authorizer", "Limits", "Port", "Recent", "listening_sockets", "protected", "serve"]

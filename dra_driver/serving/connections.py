@@ -165,8 +165,9 @@ class Connections:
 
     def admit(self, connection: Connection, stage: Stage) -> bool:
         """Give a connection whose turn it is a place among the open ones; return whether there is one now."""
-        if self.count() - self.count(*_CHEAP) >= self._limits.connections:
-            victim = self._victim(_GIVE_WAY, connection.peer)
+        own = self._open_of(connection.peer) >= self._limits.per_peer
+        if own or self.count() - self.count(*_CHEAP) >= self._limits.connections:
+            victim = self._victim(_GIVE_WAY, connection.peer, own=own)
             if victim is None:
                 return False
             self.end(victim, NO_PLACE)
@@ -191,14 +192,18 @@ class Connections:
         self._stalled.pop(connection, None)
 
     def hold(self, connection: Connection, size: int) -> None:
-        """Count bytes of a body that are kept; of too many the body goes that is under way for longest."""
+        """Count bytes of a body that are kept; of too many one goes, of the peer whose bodies are largest.
+
+        Of its bodies it is the one that is under way for longest.
+        """
         connection.held += size
         self._held += size
         while self._held > self._limits.body_bytes:
-            victim = self._stages[Stage.BODY].first()
-            if victim is None:
+            bodies = self._stages[Stage.BODY].by_peer
+            if not bodies:
                 return
-            self.end(victim, NO_PLACE)
+            most = max(bodies.values(), key=lambda of_peer: sum(c.held for c in of_peer))
+            self.end(next(iter(most)), NO_PLACE)
 
     def release(self, connection: Connection) -> None:
         """Count the body of a connection no more."""
@@ -223,15 +228,25 @@ class Connections:
         close, connection.close = connection.close, _closed
         close()
 
-    def _victim(self, stages: tuple[Stage, ...], newcomer: str) -> Connection | None:
-        """Return the connection that gives way to one of a peer: its own, or of a peer that has no fewer."""
+    def _open_of(self, peer: str) -> int:
+        stages = (waiting for stage, waiting in self._stages.items() if stage not in _CHEAP)
+        return sum(len(waiting.by_peer.get(peer, ())) for waiting in stages)
+
+    def _victim(self, stages: tuple[Stage, ...], newcomer: str, *, own: bool = False) -> Connection | None:
+        """Return the connection that gives way to one of a peer: its own, or of a peer that has no fewer.
+
+        Args:
+            stages: in which connections give way.
+            newcomer: the peer.
+            own: only those of the peer itself.
+        """
         peers: dict[str, int] = {}
         for stage in stages:
             for peer, connections in self._stages[stage].by_peer.items():
                 peers[peer] = peers.get(peer, 0) + len(connections)
         most = peers.get(newcomer, 0)
         for peer in sorted(peers, key=peers.__getitem__, reverse=True):
-            if peer != newcomer and peers[peer] < most:
+            if peer != newcomer and (own or peers[peer] < most):
                 continue
             first = [
                 next(iter(of_peer))

@@ -21,6 +21,7 @@ class Limits:
         connections: that are open at a time, from the TLS handshake on.
         silent: that are accepted and have not sent a whole first message (a byte of HTTP, or the client's
             part of the handshake); they cost a socket and no buffer.
+        per_peer: of the open ones, of one address; further ones wait until one of them has gone.
         hello: for the first message.
         handshake: for the rest of the handshake.
         tenure: for which a connection that has come one step further does not give way to others.
@@ -37,6 +38,7 @@ class Limits:
 
     connections: int = 128
     silent: int = 1024
+    per_peer: int = 128
     hello: float = 5.0
     handshake: float = 5.0
     tenure: float = 0.25

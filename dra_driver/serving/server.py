@@ -12,7 +12,7 @@ import contextlib
 import errno
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -24,7 +24,7 @@ from dra_driver.errors import ConfigurationError
 from dra_driver.serving.connections import Connection, Connections, Stage
 from dra_driver.serving.limits import Limits
 
-__all__ = ["Port", "serve"]
+__all__ = ["Port", "listening_sockets", "serve"]
 
 log = structlog.get_logger(__name__)
 
@@ -138,29 +138,16 @@ class Port:
 
     # --- the port -------------------------------------------------------------------------------------------
 
-    async def listen(
-        self, host: str | None, port: int, make_protocol: Callable[[], asyncio.Protocol]
+    def listen(
+        self, listening: Sequence[socket.socket], make_protocol: Callable[[], asyncio.Protocol]
     ) -> None:
-        """Accept connections from now on.
-
-        Raises:
-            OSError: the address cannot be used.
-        """
+        """Accept connections of these sockets from now on."""
         self._make_protocol = make_protocol
-        found = await self._loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, _, _, _, address in dict.fromkeys(found):
-            # All addresses get the port that the first one got.
-            number = port or (self._listening[0].getsockname()[1] if self._listening else 0)
-            try:
-                self._listening.append(_bound(family, (address[0], number, *address[2:])))
-            except OSError as e:
-                if not self._listening or e.errno not in _NO_FAMILY:
-                    raise
+        self._listening = list(listening)
         name = self._listening[0].getsockname()
         self.address = (str(name[0]), int(name[1]))
-        for listening in self._listening:
-            listening.listen(_BACKLOG)
-            self._loop.add_reader(listening, self._accept, listening)
+        for one in self._listening:
+            self._loop.add_reader(one, self._accept, one)
         self._timer = self._loop.call_later(self._limits.sweep, self._sweep)
 
     def stop_listening(self) -> None:
@@ -371,6 +358,38 @@ class _Tracked(asyncio.Protocol):
         self._inner.resume_writing()
 
 
+async def listening_sockets(host: str | None, port: int, flag: str) -> list[socket.socket]:
+    """Return sockets that listen, of each address that a host has; connections wait until they are served.
+
+    Args:
+        host: address to listen on; if None or empty, all addresses.
+        port: 0: any.
+        flag: of the command line, for the error.
+
+    Raises:
+        ConfigurationError: it cannot listen there.
+    """
+    loop = asyncio.get_running_loop()
+    made: list[socket.socket] = []
+    try:
+        found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, _, _, _, address in dict.fromkeys(found):
+            # All addresses get the port that the first one got.
+            number = port or (made[0].getsockname()[1] if made else 0)
+            try:
+                made.append(_bound(family, (address[0], number, *address[2:])))
+            except OSError as e:
+                if not made or e.errno not in _NO_FAMILY:
+                    raise
+        for one in made:
+            one.listen(_BACKLOG)
+    except OSError as e:
+        for one in made:
+            one.close()
+        raise ConfigurationError(f"{flag}: cannot listen on {host or '*'}:{port}: {e.strerror}") from e
+    return made
+
+
 @contextlib.asynccontextmanager
 async def serve(
     host: str | None,
@@ -382,6 +401,7 @@ async def serve(
     context: ssl.SSLContext | None = None,
     ending: Callable[[], None] = lambda: None,
     shutdown_seconds: float = 2.0,
+    listening: Sequence[socket.socket] = (),
 ) -> AsyncIterator[Port]:
     """Serve an application until the block ends.
 
@@ -394,6 +414,7 @@ async def serve(
         context: for HTTPS.
         ending: called before requests are waited for at the end.
         shutdown_seconds: for requests that are being answered at the end.
+        listening: sockets that listen already; host and port are not used then.
 
     Raises:
         ConfigurationError: it cannot listen there.
@@ -412,11 +433,7 @@ async def serve(
     try:
         server = runner.server
         assert server is not None
-        try:
-            await opened.listen(host or None, port, server)
-        except OSError as e:
-            where = f"{host or '*'}:{port}"
-            raise ConfigurationError(f"{flag}: cannot listen on {where}: {e.strerror}") from e
+        opened.listen(listening or await listening_sockets(host, port, flag), server)
         yield opened
     finally:
         opened.stop_listening()

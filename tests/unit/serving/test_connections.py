@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dra_driver.serving import Limits
 from dra_driver.serving.connections import NO_PLACE, Connection, Connections, Stage
 
@@ -13,9 +15,9 @@ LIMITS = Limits(
 class Hand:
     """Time in the test's hand, and connections that note their end."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits = LIMITS) -> None:
         self.now = 0.0
-        self.connections = Connections(LIMITS, lambda: self.now)
+        self.connections = Connections(limits, lambda: self.now)
         self.ended: list[Connection] = []
 
     def come(self, peer: str = "10.0.0.1") -> Connection:
@@ -163,6 +165,32 @@ def test_bodies_together_have_a_limit_and_the_oldest_goes() -> None:
     last = hand.open(Stage.BODY)
     hand.connections.hold(last, 100)
     assert hand.ended == [old]
+
+
+def test_of_too_many_bytes_those_of_the_greediest_peer_go() -> None:
+    hand = Hand()
+    honest = hand.open(Stage.BODY, "10.0.0.2")
+    greedy = [hand.open(Stage.BODY) for _ in range(2)]
+    hand.connections.hold(honest, 30)
+    for connection in greedy:
+        hand.connections.hold(connection, 40)
+    assert hand.ended == greedy[:1]
+
+
+def test_one_peer_has_its_share_of_the_open_connections() -> None:
+    hand = Hand(replace(LIMITS, per_peer=2))
+    first, served = hand.open(Stage.IDLE), hand.open(Stage.SERVED)
+    hand.now += LIMITS.tenure
+    third = hand.open(Stage.SERVED)  # in the place of its own that waits
+    assert hand.ended == [first]
+    waiting = hand.come()
+    hand.connections.enter(waiting, Stage.READY)
+    assert not hand.connections.admit(waiting, Stage.HANDSHAKE)  # both are worked on
+    other = hand.open(Stage.HEADER, "10.0.0.2")
+    assert hand.ended == [first]
+    hand.connections.remove(served)
+    assert hand.connections.admit(waiting, Stage.HANDSHAKE)
+    assert all(c in hand.connections for c in (third, waiting, other))
 
 
 def test_the_same_connection_may_end_twice() -> None:
