@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Final
 
 from controller.admission import AdmissionServer
-from controller.admission.installed_kinds import installed_kinds
 from controller.allocate.waiting_plans import WaitingPlans
 from controller.assembly import (
     Allocation,
@@ -98,7 +97,6 @@ class Controller:
         if config.admission is not None:
             self.admission = AdmissionServer(
                 self._client,
-                self._leader_client,
                 self._clock,
                 config.admission,
                 config.namespace,
@@ -106,7 +104,6 @@ class Controller:
                 self.metrics,
                 config.timings.review,
                 lends=config.lending is LendingMode.ON,
-                kinds=installed_kinds(),
             )
 
     def _leads(self) -> bool:
@@ -164,8 +161,6 @@ class Controller:
                     tasks.create_task(env.informers.namespaces.run())
                 tasks.create_task(env.recorder.run())
                 tasks.create_task(state.answers.run())
-                if self.admission is not None:
-                    tasks.create_task(self.admission.registration.run(self.admission.keeper))
                 await env.informers.wait(client)
                 await publishing.probe(env.metrics)
                 publishing.start(tasks)

@@ -5,17 +5,24 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-__all__ = ["OBJECT_NAME", "TIMEOUT_SECONDS", "AdmissionConfig"]
+from cryptography import x509
 
-# Of the Secret, the Service and both webhook configurations. The controller may write only objects of this
-# name, which the manifests bring along.
+from dra_driver.errors import ConfigurationError
+
+__all__ = ["CAPACITY_CONFIGURATION", "OBJECT_NAME", "TIMEOUT_SECONDS", "AdmissionConfig"]
+
+# Of the Secret, the Service and both webhook configurations, which the manifests bring along.
 OBJECT_NAME: Final = "dra-driver-admission"
+# The configuration that sends requests for capacity here. It fails closed, so it is one of its own.
+CAPACITY_CONFIGURATION: Final = "dra-driver-admission-capacity"
 # A claim is checked within milliseconds; who waits longer waits for a controller that is not there.
 TIMEOUT_SECONDS: Final = 3
 
+_SUBDOMAIN = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
@@ -27,33 +34,57 @@ class AdmissionConfig:
         port: that is listened on; 0: any.
         host: address to listen on; empty: all.
         service: name of the Service in front of us, in the controller's namespace.
-        service_port: of that Service.
+        secret: name of the Secret with the certificates, likewise.
+        client_authorities: file with the authorities (PEM) of callers' certificates; None: anybody may call.
+        client_names: of those certificates, common or DNS name; empty: any.
         url: instead of the Service: beginning of the address, such as ``https://10.0.0.7:9443``.
     """
 
     port: int
     host: str = ""
     service: str = OBJECT_NAME
-    service_port: int = 443
+    secret: str = OBJECT_NAME
     url: str = ""
+    client_authorities: Path | None = None
+    client_names: tuple[str, ...] = ()
 
     def findings(self) -> list[str]:
         """Return everything that is wrong with the settings."""
         found: list[str] = []
         if not 0 <= self.port <= 65535:
             found.append(f"--admission-port {self.port}: must be between 0 and 65535 (0: any)")
-        if not 1 <= self.service_port <= 65535:
-            found.append(f"--admission-service-port {self.service_port}: must be between 1 and 65535")
         if not _LABEL.fullmatch(self.service):
             found.append(
                 f"--admission-service {self.service!r}: must be a DNS label of at most 63 characters"
             )
+        if not _SUBDOMAIN.fullmatch(self.secret):
+            found.append(f"--admission-secret {self.secret!r}: must be a DNS name of at most 253 characters")
+        if self.client_names and self.client_authorities is None:
+            found.append("--admission-client-name: needs --admission-client-ca, by which names are proved")
         if self.url and not _is_base(self.url):
             found.append(
                 f"--admission-url {self.url!r}: must be https://HOST[:PORT][/PATH], without user, query or "
                 "fragment"
             )
         return found
+
+    def read_client_authorities(self) -> str:
+        """Return the authorities of callers' certificates as PEM; empty: anybody may call.
+
+        Raises:
+            ConfigurationError: the file cannot be read, or has no certificate. Nothing is served then:
+                without authorities everybody would be.
+        """
+        if self.client_authorities is None:
+            return ""
+        try:
+            text = self.client_authorities.read_bytes()
+            x509.load_pem_x509_certificates(text)
+            return text.decode("ascii")
+        except (OSError, ValueError) as e:
+            raise ConfigurationError(
+                f"--admission-client-ca {self.client_authorities}: no certificates (PEM) can be read: {e}"
+            ) from e
 
     def names(self, namespace: str) -> frozenset[str]:
         """Return the names and addresses that the serving certificate must be good for."""

@@ -1,21 +1,21 @@
-"""Keeps the certificates in a Secret that all replicas share.
+"""Reads the certificates from a Secret that all replicas share, and renews the serving certificate there.
 
-Every replica reads the Secret and renews what is due; the resourceVersion decides who is first, and the
-others take what that one wrote. The Secret itself comes with the manifests, so that the controller needs no
-right to create Secrets.
+The installation writes the authority and its key (``deploy/helm``, ``dra-driver certificates``), or somebody
+else, such as cert-manager, writes a finished serving certificate. Every replica reads the Secret. Where that
+has the authority's key, each of them renews what is due: the resourceVersion decides which one is first, and
+the others take what that one wrote. An admission policy holds the controller to the serving certificate.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Final
 
 import structlog
 
-from controller.admission.config import OBJECT_NAME
-from controller.admission.pki import Material, renewed
-from dra_driver.api.core import SECRETS, Secret
+from controller.admission.pki import Material, signed
+from dra_driver.api.core import SECRETS
 from dra_driver.errors import Conflict, DraError, NotFound
 from dra_driver.kube import Backoff
 from dra_driver.ports import Clock, KubeClient
@@ -26,6 +26,10 @@ log = structlog.get_logger(__name__)
 
 # How often the Secret is read: what another replica wrote is served after this long at the latest.
 POLL_SECONDS = 30.0
+_DAY: Final = 86400.0
+# An administrator has to act before the authority ends; a serving certificate is renewed long before this.
+_AUTHORITY_WARNING: Final = 180 * _DAY
+_LEAF_WARNING: Final = 14 * _DAY
 
 
 class CertificateKeeper:
@@ -41,10 +45,10 @@ class CertificateKeeper:
         client: KubeClient,
         clock: Clock,
         namespace: str,
+        secret: str,
         names: Collection[str],
         *,
         install: Callable[[Material], None],
-        trusted: Callable[[Material], Awaitable[bool]],
     ) -> None:
         """Connect the parts.
 
@@ -52,16 +56,17 @@ class CertificateKeeper:
             client: for the Secret.
             clock: certificates end by it.
             namespace: of the Secret.
+            secret: its name.
             names: of the serving certificate.
             install: called with what is to be served from now on.
-            trusted: whether the API server's configuration has all authorities.
         """
         self._client = client
         self._clock = clock
         self._namespace = namespace
+        self._secret = secret
         self._names = frozenset(names)
         self._install = install
-        self._trusted = trusted
+        self._warned = float("-inf")
         self.material: Material | None = None
         self.changed = asyncio.Event()
 
@@ -77,11 +82,11 @@ class CertificateKeeper:
                 delay = 0.2  # another replica was faster: what it wrote is read next
             except DraError as e:
                 delay = backoff.next()
-                log.error("cannot read or renew the webhook's certificate", secret=OBJECT_NAME, error=str(e))
+                log.error("cannot read or renew the webhook's certificate", secret=self._secret, error=str(e))
             except Exception:
-                # Whatever is in the Secret: who gives up here serves an old certificate to its end.
+                # Whatever is in the Secret: giving up here would serve an old certificate to its end.
                 delay = backoff.next()
-                log.exception("the webhook's certificate cannot be used", secret=OBJECT_NAME)
+                log.exception("the webhook's certificate cannot be used", secret=self._secret)
             await asyncio.sleep(delay)
 
     async def once(self) -> None:
@@ -91,34 +96,39 @@ class CertificateKeeper:
             ApiError, ApiUnavailable: of the API server; ``Conflict``: another replica was faster.
         """
         try:
-            secret: Secret | None = await self._client.get(SECRETS, OBJECT_NAME, self._namespace)
+            secret = await self._client.get(SECRETS, self._secret, self._namespace)
         except NotFound:
-            secret = None
-        data = (secret.data if secret is not None else None) or {}
-        material = Material.from_secret(data)
-        if material is None and data:
-            log.warning("the Secret of the webhook is not what was written; made anew", secret=OBJECT_NAME)
-        trusted = material is not None and len(material.authorities) > 1 and await self._trusted(material)
-        due = renewed(material, self._names, self._clock.now(), trusted=trusted)
+            self._warn(None)
+            return
+        material = Material.from_secret(secret.data or {})
+        due = signed(material, self._names, self._clock.now()) if material is not None else None
         if due is not None:
-            await self._write(secret, due)
+            patch = {
+                "metadata": {"resourceVersion": secret.metadata.resource_version},
+                "data": due.leaf_to_secret(),
+            }
+            await self._client.merge_patch(SECRETS, self._secret, patch, self._namespace)
+            log.info("serving certificate of the webhooks renewed", ends=due.ends)
             material = due
-        if material is not None and material != self.material:
+        self._warn(material)
+        if material is not None and material.leaf and material != self.material:
             self._install(material)
             self.material = material
             self.changed.set()
 
-    async def _write(self, secret: Secret | None, material: Material) -> None:
-        data = material.to_secret()
-        if secret is None:
-            body: dict[str, Any] = {
-                "apiVersion": "v1",
-                "kind": "Secret",
-                "metadata": {"name": OBJECT_NAME, "namespace": self._namespace},
-                "data": data,
-            }
-            await self._client.create(SECRETS, body, self._namespace)
-        else:
-            patch = {"metadata": {"resourceVersion": secret.metadata.resource_version}, "data": data}
-            await self._client.merge_patch(SECRETS, OBJECT_NAME, patch, self._namespace)
-        log.info("webhook certificates renewed", authorities=len(material.authorities), ends=material.ends)
+    def _warn(self, material: Material | None) -> None:
+        """Log once a day what an administrator has to do."""
+        now = self._clock.now()
+        text = ""
+        if material is None or not material.leaf:
+            text = "the webhooks have no certificate: the Secret has none, and no authority that signs one"
+        elif 0 < material.authority_ends < now + _AUTHORITY_WARNING:
+            text = (
+                "the authority of the webhooks expires: upgrade the release, or run dra-driver certificates"
+            )
+        elif material.ends < now + _LEAF_WARNING and not material.authority_key:
+            text = "the serving certificate of the webhooks expires, and nothing renews it"
+        if text and now - self._warned >= _DAY:
+            self._warned = now
+            ends = (material.ends, material.authority_ends) if material is not None else ()
+            log.warning(text, secret=self._secret, ends=ends)

@@ -1,13 +1,14 @@
 """The certificate authority and the serving certificate of the webhooks. Pure: time is passed in.
 
-A change never breaks the connection between an API server and a replica, whichever of them has heard of it
+The installation brings the authority, because the API server's configuration has to name it, and the
+controller has no right to change that. The controller makes serving certificates with the authority's key. A
+change never breaks the connection between an API server and a replica, whichever of them has heard of it
 first:
 
-1. A new authority comes beside the old one while the old one still has months to live. Both are trusted; the
+1. A new authority comes beside the old one, into the configuration and into the Secret. Both are trusted; the
    serving certificate stays.
-2. When the API server's configuration has both, and ``SETTLE`` has passed so that every API server has read
-   it, the serving certificate is made anew by the new authority.
-3. The old authority is dropped when it has expired.
+2. When ``SETTLE`` has passed, so that every API server has read the configuration, the serving certificate is
+   made anew by the new authority.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ from dataclasses import dataclass
 from typing import Final
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-__all__ = ["Material", "renewed"]
+__all__ = ["Material", "authority_is_due", "signed", "with_new_authority"]
 
 _DAY: Final = datetime.timedelta(days=1)
-CA_LIFE: Final = 365 * _DAY
-CA_RENEW: Final = 120 * _DAY  # before its end; more than a serving certificate lives
+CA_LIFE: Final = 3650 * _DAY
+CA_RENEW: Final = 365 * _DAY  # before its end
 LEAF_LIFE: Final = 90 * _DAY
 LEAF_RENEW: Final = 30 * _DAY
 # Clocks of nodes differ.
@@ -38,6 +41,9 @@ BACKDATE: Final = datetime.timedelta(minutes=5)
 SETTLE: Final = datetime.timedelta(minutes=10)
 # A serving certificate this close to its end is replaced whatever else there is to wait for.
 LAST_MOMENT: Final = datetime.timedelta(hours=1)
+
+# Beside a new authority: what replicas serve was signed by one of the last two.
+_MOST_OLD: Final = 2
 
 _CA_CERTIFICATES: Final = "ca.crt"
 _CA_KEY: Final = "ca.key"
@@ -51,9 +57,9 @@ class Material:
 
     Attributes:
         authorities: PEM, the newest first: the one that signs.
-        authority_key: PEM, of the newest.
-        leaf: PEM, the serving certificate.
-        leaf_key: PEM.
+        authority_key: PEM, of the newest; empty where somebody else makes the serving certificate.
+        leaf: PEM, the serving certificate, and what its chain has beside it; empty: there is none yet.
+        leaf_key: PEM; empty without a leaf.
     """
 
     authorities: tuple[bytes, ...]
@@ -63,27 +69,33 @@ class Material:
 
     @classmethod
     def from_secret(cls, data: Mapping[str, str]) -> Material | None:
-        """Read ``data`` of the Secret; return None where it is empty, or not what we wrote."""
-        try:
-            values = {k: base64.b64decode(data[k], validate=True) for k in _KEYS}
-            authorities = tuple(map(_pem, x509.load_pem_x509_certificates(values[_CA_CERTIFICATES])))
-            material = cls(authorities, values[_CA_KEY], values[_LEAF], values[_LEAF_KEY])
-            good = _matches(_certificate(authorities[0]), values[_CA_KEY]) and _matches(
-                material.certificate, values[_LEAF_KEY]
-            )
-        except (KeyError, ValueError, TypeError, binascii.Error):
-            return None
-        return material if good and material.issuer is not None else None
+        """Read ``data`` of the Secret; None: neither a certificate nor a key to make one with is there.
+
+        A serving certificate that cannot be used is left out, and one that none of the authorities has signed
+        is, if it can be made anew.
+        """
+        values = {k: _decoded(data.get(k, "")) for k in _KEYS}
+        authorities = _pems(values[_CA_CERTIFICATES])
+        key = values[_CA_KEY] if authorities and _matches(authorities[0], values[_CA_KEY]) else b""
+        leaf, leaf_key = values[_LEAF], values[_LEAF_KEY]
+        if not _matches(leaf, leaf_key):
+            leaf = leaf_key = b""
+        material = cls(authorities, key, leaf, leaf_key)
+        if key and leaf and material.issuer is None:
+            material = cls(authorities, key, b"", b"")
+        return material if material.authority_key or material.leaf else None
 
     def to_secret(self) -> dict[str, str]:
         """Return ``data`` of the Secret."""
-        values = {
-            _CA_CERTIFICATES: self.bundle,
-            _CA_KEY: self.authority_key,
-            _LEAF: self.leaf,
-            _LEAF_KEY: self.leaf_key,
-        }
-        return {k: base64.b64encode(v).decode("ascii") for k, v in values.items()}
+        return self.authorities_to_secret() | self.leaf_to_secret()
+
+    def authorities_to_secret(self) -> dict[str, str]:
+        """Return the part of it that the installation writes."""
+        return _encoded({_CA_CERTIFICATES: self.bundle, _CA_KEY: self.authority_key})
+
+    def leaf_to_secret(self) -> dict[str, str]:
+        """Return the part of it that the controller writes."""
+        return _encoded({_LEAF: self.leaf, _LEAF_KEY: self.leaf_key})
 
     @property
     def bundle(self) -> bytes:
@@ -92,7 +104,7 @@ class Material:
 
     @property
     def certificate(self) -> x509.Certificate:
-        """Return the serving certificate."""
+        """Return the serving certificate, which must be there."""
         return _certificate(self.leaf)
 
     @property
@@ -118,40 +130,63 @@ class Material:
 
     @property
     def ends(self) -> float:
-        """Return when the serving certificate expires, in seconds since the epoch."""
-        return self.certificate.not_valid_after_utc.timestamp()
+        """Return when the serving certificate expires, in seconds since the epoch; 0 without one."""
+        return self.certificate.not_valid_after_utc.timestamp() if self.leaf else 0.0
+
+    @property
+    def authority_ends(self) -> float:
+        """Return when the authority expires, in seconds since the epoch; 0 where it does not sign here."""
+        return _ends(self.authorities[0]).timestamp() if self.authority_key else 0.0
 
 
 _KEYS: Final = (_CA_CERTIFICATES, _CA_KEY, _LEAF, _LEAF_KEY)
 
 
-def renewed(
-    material: Material | None, names: Collection[str], now: float, *, trusted: bool
-) -> Material | None:
-    """Return what should be in the Secret instead; None where what is there is good.
+def signed(material: Material, names: Collection[str], now: float) -> Material | None:
+    """Return the same with another serving certificate; None where what is there stays.
 
     Args:
-        material: what is there; None where nothing of use is.
+        material: what is there.
         names: that the serving certificate must have.
         now: seconds since the epoch.
-        trusted: the API server's configuration has every authority of ``material``.
     """
     time = datetime.datetime.fromtimestamp(now, datetime.UTC)
-    alive = [a for a in material.authorities if _ends(a) > time] if material is not None else []
-    if material is None or material.authorities[0] not in alive:
-        authority, key = _new_authority(time)
-        return Material((authority,), key, *_new_leaf(authority, key, names, time))
-    if _ends(material.authorities[0]) - time < CA_RENEW:
-        authority, key = _new_authority(time)
-        return Material((authority, *alive), key, material.leaf, material.leaf_key)
+    if not material.authority_key or _ends(material.authorities[0]) <= time:
+        return None
     newest = material.authorities[0]
-    left = _ends(material.leaf) - time
-    due = left < LEAF_RENEW or material.issuer != newest or not set(names) <= material.names
-    settled = trusted and time - _certificate(newest).not_valid_before_utc - BACKDATE >= SETTLE
-    if due and (material.issuer == newest or settled or left < LAST_MOMENT):
-        leaf = _new_leaf(newest, material.authority_key, names, time)
-        return Material(tuple(alive), material.authority_key, *leaf)
-    return None
+    if material.leaf and not _is_due(material, names, time):
+        return None
+    leaf, leaf_key = _new_leaf(newest, material.authority_key, names, time)
+    return Material(material.authorities, material.authority_key, leaf, leaf_key)
+
+
+def _is_due(material: Material, names: Collection[str], time: datetime.datetime) -> bool:
+    """Return whether a serving certificate is to be made anew, and whether it may be yet."""
+    newest, end = material.authorities[0], _ends(material.leaf)
+    left = end - time
+    # The last one of an authority is as good as any that it could still sign.
+    renewable = left < LEAF_RENEW and min(time + LEAF_LIFE, _ends(newest)) - end > _DAY
+    if not (renewable or material.issuer != newest or not set(names) <= material.names):
+        return False
+    settled = time - _certificate(newest).not_valid_before_utc - BACKDATE >= SETTLE
+    return material.issuer == newest or settled or left < LAST_MOMENT
+
+
+def authority_is_due(material: Material | None, now: float) -> bool:
+    """Return whether a new authority should come: there is none with its key, or it ends within a year."""
+    if material is None or not material.authority_key:
+        return True
+    return material.authority_ends - now < CA_RENEW.total_seconds()
+
+
+def with_new_authority(material: Material | None, now: float) -> Material:
+    """Return what is there with a new authority, which comes beside those that have not expired."""
+    time = datetime.datetime.fromtimestamp(now, datetime.UTC)
+    authority, key = _new_authority(time)
+    if material is None:
+        return Material((authority,), key, b"", b"")
+    alive = tuple(a for a in material.authorities if _ends(a) > time)
+    return Material((authority, *alive[:_MOST_OLD]), key, material.leaf, material.leaf_key)
 
 
 def _new_authority(time: datetime.datetime) -> tuple[bytes, bytes]:
@@ -186,9 +221,13 @@ def _new_leaf(
 ) -> tuple[bytes, bytes]:
     """Return a serving certificate and its key, signed by the authority."""
     issuer = _certificate(authority)
-    signer = _private_key(authority_key)
+    signer = _any_key(authority_key)
+    if not isinstance(signer, ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey):
+        raise ValueError("neither a key of an elliptic curve nor an RSA key")
     key = ec.generate_private_key(ec.SECP256R1())
-    identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+    # By what the authority says of itself: its maker may number keys otherwise than this library does.
+    of_issuer = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    identifier = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(of_issuer)
     certificate = (
         x509.CertificateBuilder(
             issuer.subject,
@@ -236,12 +275,31 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
-def _private_key(pem: bytes) -> ec.EllipticCurvePrivateKey:
-    key = serialization.load_pem_private_key(pem, None)
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ValueError("not a key of an elliptic curve")
-    return key
+def _matches(certificate: bytes, key: bytes) -> bool:
+    try:
+        return _certificate(certificate).public_key() == _any_key(key).public_key()
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        return False
 
 
-def _matches(certificate: x509.Certificate, key: bytes) -> bool:
-    return certificate.public_key() == _private_key(key).public_key()
+def _any_key(pem: bytes) -> PrivateKeyTypes:
+    return serialization.load_pem_private_key(pem, None)
+
+
+def _pems(bundle: bytes) -> tuple[bytes, ...]:
+    """Return the certificates of a bundle; none where it is not one."""
+    try:
+        return tuple(map(_pem, x509.load_pem_x509_certificates(bundle)))
+    except ValueError:
+        return ()
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (ValueError, binascii.Error):
+        return b""
+
+
+def _encoded(values: Mapping[str, bytes]) -> dict[str, str]:
+    return {k: base64.b64encode(v).decode("ascii") for k, v in values.items()}

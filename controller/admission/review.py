@@ -50,6 +50,9 @@ MAX_ENTRIES: Final = 64
 MAX_FINDINGS: Final = 64
 MAX_FINDING_CHARACTERS: Final = 512
 
+_NOT_KNOWN_YET: Final = (
+    "the controller does not know yet whether this API server keeps requests for capacity; try again"
+)
 _DRA: Final = "resource.k8s.io"
 # The node decides: which namespaces may is set there. Longer warnings are cut off by the API server.
 _BY_CLASS: Final = (
@@ -267,13 +270,19 @@ def _group(request: AdmissionRequest) -> list[AdmissionCause]:
     ]
 
 
-def refuse_capacity(request: AdmissionRequest, driver: str) -> Judgement:
+def refuse_capacity(request: AdmissionRequest, driver: str, *, kept: bool | None) -> Judgement:
     """Refuse a claim or template whose requests for capacity the API server is about to drop.
 
     Args:
         request: of the API server, which sends only those that have such requests.
         driver: whose capacities are meant where their names do not say.
+        kept: whether the API server keeps them; None: that is not known, and they are refused for now.
     """
+    if kept:
+        return Judgement(AdmissionResponse(uid=request.uid, allowed=True), "allowed")
+    if kept is None:
+        later = AdmissionStatus(code=503, reason="ServiceUnavailable", message=_NOT_KNOWN_YET)
+        return Judgement(AdmissionResponse(uid=request.uid, allowed=False, status=later), "refused")
     causes: list[AdmissionCause] = []
     try:
         shown = codec.from_json(_requests, request.object)

@@ -10,7 +10,7 @@ import structlog
 from controller.assembly.environment import Environment, State
 from controller.config import LendingMode
 from controller.observe.metrics import Metrics
-from controller.publish.dropped import DroppedCapacity
+from controller.publish.dropped import DroppedCapacity, advice_to_administrators
 from controller.publish.extended_resources import ExtendedResources
 from controller.publish.gated import GatedNamespaces
 from controller.publish.gates import PoolGates
@@ -24,7 +24,6 @@ from controller.publish.recalls import RecallWriter
 from controller.publish.tolerators import Tolerators
 from dra_driver.errors import DraError
 from dra_driver.kube import Backoff
-from dra_driver.resourceclaim import capacity_advice
 from dra_driver.resourceslice import GATES
 from dra_driver.structured import PoolPolicy
 
@@ -124,7 +123,7 @@ class Publishing:
                 for gate in GATES.values():
                     metrics.missing_gates.labels(gate).set(float(gate in features.missing_gates()))
                 if not features.multi_allocation:
-                    log.warning(capacity_advice())
+                    log.warning(advice_to_administrators())
                 return
 
     def start(self, tasks: asyncio.TaskGroup) -> None:

@@ -127,13 +127,25 @@ class Metrics:
         )
         self.admissions = Counter(
             f"{prefix}_admission_reviews",
-            "Objects that the webhook reviewed: allowed, refused, gated, unreadable.",
+            "Objects that the webhook reviewed: allowed, refused, gated, unreadable; and other calls: "
+            "unauthorized, stopped (the CPU time was over).",
             ["resource", "outcome"],
             registry=self.registry,
         )
         self.certificate_expiry = Gauge(
             f"{prefix}_admission_certificate_expiry_timestamp_seconds",
             "When the webhook's serving certificate ends; 0 where none is served.",
+            registry=self.registry,
+        )
+        self.authority_expiry = Gauge(
+            f"{prefix}_admission_authority_expiry_timestamp_seconds",
+            "When the authority ends that signs the webhook's serving certificate here; 0 without it.",
+            registry=self.registry,
+        )
+        self.reviewer_restarts = Counter(
+            f"{prefix}_admission_process_restarts",
+            "Ends of the process that reviews: hangs, memory, ended.",
+            ["reason"],
             registry=self.registry,
         )
         self.missing_gates = Gauge(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, TypeVar
 
 import structlog
@@ -16,13 +17,18 @@ from dra_driver.api.resource import (
 from dra_driver.kube import EventRecorder, Handler, Informer
 from dra_driver.resourceclaim import LAST_APPLIED, capacity_advice, dropped_from
 
-__all__ = ["DroppedCapacity"]
+__all__ = ["DroppedCapacity", "advice_to_administrators"]
 
 log = structlog.get_logger(__name__)
 
 _T = TypeVar("_T", ResourceClaim, ResourceClaimTemplate)
 
 _DROPPED: Final = "CapacityDropped"
+
+_HOW_TO_REFUSE: Final = (
+    "the chart value webhooks.refuseDroppedCapacity (deploy/optional/refuse-dropped-capacity.yaml) has such "
+    "requests refused"
+)
 
 
 class DroppedCapacity:
@@ -80,12 +86,21 @@ class DroppedCapacity:
         if (kind, item.key) in self._found:
             return ""
         self._found.add((kind, item.key))
-        text = capacity_advice(dropped)
+        text = advice_to_administrators(dropped)
         log.warning("capacity was dropped", object=str(item.key), kind=kind, reason=text)
         return text
 
     def _gone(self, kind: str, key: ObjectKey) -> None:
         self._found.discard((kind, key))
+
+
+def advice_to_administrators(requests: Iterable[str] = ()) -> str:
+    """Return what to write, and how to have it refused otherwise: the controller may register no webhook.
+
+    Args:
+        requests: names of those whose capacity was dropped; none: of the server in general.
+    """
+    return f"{capacity_advice(requests)}; {_HOW_TO_REFUSE}"
 
 
 def _says_the_same(old: _T, new: _T) -> bool:

@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 
 from controller.admission.config import OBJECT_NAME
-from controller.admission.registration import GATE_WEBHOOK, NOT_GATED
+from controller.admission.paths import GATE_WEBHOOK, NOT_GATED
 from controller.allocate.signal import Signal
 from dra_driver.api.core import Namespace
 from dra_driver.api.names import ALLOCATION_GATE, GATE_POLICY

@@ -30,6 +30,11 @@ PREEMPTION = ("controller.preemption=on", "controller.preemptionViolatesBudgets=
 # Nothing is lent unless every namespace has the gate.
 LENDING = ("controller.lending=on", "admissionPolicies.gateNamespaces=all")
 
+# Nothing here may be secret, nor another at each rendering.
+EXTERNAL = ("webhooks.certificates=external",)
+
+CAPACITY = "webhooks.refuseDroppedCapacity"
+
 # File → template, values. Of what is added to an installation only the objects that it has not got, or has
 # otherwise, are in the file: so several can be added, in any order.
 MANIFESTS: Mapping[str, tuple[str, Sequence[str]]] = {
@@ -37,13 +42,19 @@ MANIFESTS: Mapping[str, tuple[str, Sequence[str]]] = {
     "manifests/20-deviceclasses.yaml": ("deviceclasses.yaml", ()),
     "manifests/30-controller.yaml": ("controller.yaml", ()),
     "manifests/40-kubelet-plugin.yaml": ("kubelet-plugin.yaml", ()),
-    "manifests/50-admission.yaml": ("webhooks.yaml", ()),
+    "manifests/50-admission.yaml": ("webhooks.yaml", EXTERNAL),
     "manifests/60-account-policies.yaml": ("account-policies.yaml", ()),
     "manifests/60-networkpolicy.yaml": ("networkpolicy.yaml", ()),
     "manifests/70-kept.yaml": ("kept.yaml", ()),
     "manifests/60-admission-policies.yaml": ("admission-policies.yaml", ()),
-    # Only API servers from 1.36 on take it: elsewhere the controller's webhook sets the gate.
+    # Only API servers from 1.36 on take it: elsewhere a webhook sets the gate.
     "manifests/gate-policy/gating.yaml": ("gate-policy.yaml", ()),
+    "optional/webhooks.yaml": ("webhook-configurations.yaml", EXTERNAL),
+    "optional/webhooks-before-1.36.yaml": ("webhook-configurations.yaml", (*EXTERNAL, f"{CAPACITY}=false")),
+    "optional/refuse-dropped-capacity.yaml": (
+        "webhook-configurations.yaml",
+        (*EXTERNAL, f"{CAPACITY}=true"),
+    ),
     "optional/lending/rbac.yaml": ("rbac.yaml", LENDING),
     "optional/lending/account-policies.yaml": ("account-policies.yaml", LENDING),
     "optional/lending/gating.yaml": ("gate-policy.yaml", LENDING),
@@ -54,8 +65,31 @@ MANIFESTS: Mapping[str, tuple[str, Sequence[str]]] = {
     "optional/rdma.yaml": ("rdma.yaml", ("rdma.enabled=true",)),
     "optional/publish-node.yaml": ("publish-node.yaml", ("publish=node", "allocator=scheduler")),
 }
+# What another file has already, as the same template with these values.
+BESIDE: Mapping[str, Sequence[str]] = {"optional/refuse-dropped-capacity.yaml": EXTERNAL}
+# What is for another Kubernetes.
+KUBE_VERSIONS: Mapping[str, str] = {"optional/webhooks-before-1.36.yaml": "1.35.0"}
 # What stands before the rendering, where something is to be said.
 HEADS: Mapping[str, str] = {
+    "optional/webhooks-before-1.36.yaml": """\
+# The webhooks, in place of webhooks.yaml, for Kubernetes before 1.36: there a webhook sets the gate as well.
+#     kubectl apply -f deploy/optional/webhooks-before-1.36.yaml
+#     dra-driver certificates
+""",
+    "optional/refuse-dropped-capacity.yaml": """\
+# Beside webhooks.yaml or webhooks-before-1.36.yaml, where the API server drops requests for capacity: before
+# Kubernetes 1.36 by default, and wherever its feature gate DRAConsumableCapacity is off.
+#     kubectl apply -f deploy/optional/refuse-dropped-capacity.yaml
+#     dra-driver certificates
+# It fails closed: without the second command, and while no controller answers, no claim that asks for
+# capacity can be made, and no template for one. Others can.
+""",
+    "optional/webhooks.yaml": """\
+# The webhooks. No account of the driver may tell the API server which authority to trust, so you do:
+#     kubectl apply -f deploy/optional/webhooks.yaml
+#     dra-driver certificates
+# Without the second command, which has your rights, the API server cannot call them, and lets objects pass.
+""",
     "optional/publish-node.yaml": """\
 # For node agents that run with --publish=node: each publishes the ResourceSlices of its own node, and no
 # controller is needed. Whole devices, allocated by kube-scheduler; DevicePolicies need the controller.
@@ -78,14 +112,14 @@ HEADS: Mapping[str, str] = {
 }
 
 
-def render(helm: str, template: str, values: Sequence[str] = ()) -> str:
+def render(helm: str, template: str, values: Sequence[str] = (), version: str = KUBE_VERSION) -> str:
     """One template of the chart, comments and all.
 
     Raises:
         subprocess.CalledProcessError: Helm refuses; its words are on stderr.
     """
     command = [helm, "template", "dra-driver", str(CHART), "--namespace", NAMESPACE]
-    command += ["--kube-version", KUBE_VERSION, "--show-only", f"templates/{template}"]
+    command += ["--kube-version", version, "--show-only", f"templates/{template}"]
     for value in values:
         command += ["--set", value]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout  # noqa: S603
@@ -112,9 +146,9 @@ def manifests(helm: str) -> Iterator[tuple[Path, str]]:
     installed = {template for template, values in MANIFESTS.values() if not values}
     for name, (template, values) in MANIFESTS.items():
         head = f"# Made by `make manifests` from deploy/helm/dra-driver/templates/{template}.\n"
-        made = render(helm, template, values)
-        if values and template in installed:
-            made = without(made, render(helm, template))
+        made = render(helm, template, values, KUBE_VERSIONS.get(name, KUBE_VERSION))
+        if name in BESIDE or (values and template in installed):
+            made = without(made, render(helm, template, BESIDE.get(name, ())))
         yield ROOT / "deploy" / name, head + HEADS.get(name, "") + plain(made)
     for crd in sorted((ROOT / "deploy" / "manifests" / "crds").glob("*.yaml")):
         yield CHART / "files" / "crds" / crd.name, crd.read_text(encoding="utf-8")
@@ -204,7 +238,7 @@ def _is_group(schema: Mapping[str, Any], path: str) -> bool:
 
 def _type(part: Mapping[str, Any]) -> str:
     if "enum" in part:
-        return ", ".join(f"`{v}`" for v in part["enum"])
+        return ", ".join(f"`{v if isinstance(v, str) else json.dumps(v)}`" for v in part["enum"])
     kind = part["type"]
     name = " or ".join(kind) if isinstance(kind, list) else str(kind)
     if "minimum" in part and "maximum" in part:

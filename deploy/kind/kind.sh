@@ -31,6 +31,7 @@ state=${STATE:-$root/build/kind}
 : "${GPUS:=examples}" "${KEEP:=}"
 export KUBECONFIG=$state/kubeconfig
 python=$root/.venv/bin/python
+dra_driver=${DRA_DRIVER:-$root/.venv/bin/dra-driver}
 
 fail() { echo "kind: $*" >&2; exit 2; }
 say() { echo "== $*" >&2; }
@@ -95,14 +96,17 @@ if not node.gpus.exists():
 install() {
   need_kind; need_kubectl; need_cluster; need_venv
   say "installing the driver"
-  local without=()
-  # Served from 1.36 on; before that the controller's webhook sets the gate.
+  local without=() webhooks=webhooks.yaml
+  # Served from 1.36 on; before that a webhook sets the gate.
   if ! kubectl get --raw /apis/admissionregistration.k8s.io/v1 | grep -q '"MutatingAdmissionPolicy"'; then
     without=(--without MutatingAdmissionPolicy --without MutatingAdmissionPolicyBinding)
+    webhooks=webhooks-before-1.36.yaml
   fi
   "$python" "$root/deploy/kind/render.py" --image "$IMAGE" --node-files "$state/node" "${without[@]}" \
     >"$state/manifests.yaml"
   kubectl apply --server-side --force-conflicts --filename "$state/manifests.yaml"
+  kubectl apply --filename "$root/deploy/optional/$webhooks"
+  "$dra_driver" certificates
   kubectl --namespace dra-driver rollout status deployment/dra-driver-controller --timeout 180s
   kubectl --namespace dra-driver rollout status daemonset/dra-driver-kubelet-plugin --timeout 180s
   kubectl --namespace dra-driver rollout status daemonset/dra-driver-rdma-plugin --timeout 180s

@@ -48,6 +48,10 @@ COMMANDS = {
         "replay a week of claims under first fit and best fit, and draw how fragmented the devices become",
     ),
     "bench": ("bench", "measure one part, and print the result as JSON or YAML"),
+    "certificates": (
+        "certificates",
+        "the authority by which the API server knows the webhooks, where Helm does not bring it",
+    ),
     "controller": (
         "processes.controller",
         "the cluster controller: publishes ResourceSlices, allocates ResourceClaims",
@@ -70,6 +74,7 @@ GROUPS = {
     "ask a cluster": ("status", "explain", "plan", "cel"),
     "try without a cluster": ("demo", "allocate", "simulate"),
     "look at this machine": ("devices", "cdi"),
+    "set up a cluster": ("certificates",),
     "run a part of the driver": ("controller", "kubelet-plugin"),
     "develop": ("sim", "fake-hardware", "bench"),
     "this command": ("completion", "version"),

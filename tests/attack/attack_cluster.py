@@ -135,8 +135,7 @@ class Controllers:
                 f"--web-port={page}",
                 "--admission-host=127.0.0.1",
                 f"--admission-port={webhook}",
-                # The embedded API server would call them for every claim, as it takes matchConditions for
-                # true; a Service that it does not know keeps it from that. Honest reviews are asked here.
+                # No configuration has the API server call them. Honest reviews are asked here.
                 "--log-level=warning",
             )
             name = f"controller-{number}"

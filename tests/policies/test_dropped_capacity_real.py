@@ -14,22 +14,24 @@ from typing import Any
 import aiohttp
 import builders
 import pytest
+from manifest_files import documents
 from real_apiserver import ADMIN, RealApiServer, real_apiserver
 
 from controller.admission import AdmissionConfig, AdmissionServer
 from controller.observe.metrics import Metrics
-from dra_driver.api.core import SECRETS
 from dra_driver.api.meta import DriverName
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.api.resource import RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
 from dra_driver.api.server.admission import MUTATING_WEBHOOKS, VALIDATING_WEBHOOKS
 from dra_driver.cli.capacity import object_notes, server_notes
+from dra_driver.cli.certificates import provide
 from dra_driver.kube import KubeApi, SystemClock
 from dra_driver.kube.features import keeps_capacity, probe_features
 from dra_driver.resourceclaim import LAST_APPLIED, dropped_from
+from dra_driver.sim.assets import deploy_directory
 
 GATE = "--feature-gates=DRAConsumableCapacity={}"
-NAME, NAMESPACE = "dra-driver-admission", "default"
+NAMESPACE = "default"
 SELECTOR = (
     'has(device.capacity["gpu.dra-driver.dev"].memory) && '
     'device.capacity["gpu.dra-driver.dev"].memory.compareTo(quantity("32Gi")) >= 0'
@@ -81,38 +83,33 @@ def test_dropped_capacity_is_found(server: Server) -> None:
 
 
 def test_the_webhook_refuses_what_would_be_dropped(server: Server) -> None:
-    """In every version that is served, for claims and templates, and while the controller is down, too."""
+    """In every version that is served, for claims and templates, and while no controller answers, too."""
     started, kept = server
 
     async def main() -> None:
         async with await started.client() as client:
-            await installed(client)
             with socket.socket() as free:
                 free.bind(("127.0.0.1", 0))
                 port = free.getsockname()[1]
             config = AdmissionConfig(port=port, host="127.0.0.1", url=f"https://127.0.0.1:{port}")
             drivers = (DEFAULT_DRIVER_NAME,)
-            webhook = AdmissionServer(client, client, SystemClock(), config, NAMESPACE, drivers, Metrics())
+            await installed(client, config.url)
+            webhook = AdmissionServer(client, SystemClock(), config, NAMESPACE, drivers, Metrics())
+            await until(started, 500)
             async with webhook.serving():
-                running = asyncio.create_task(webhook.registration.run(webhook.keeper))
-                try:
-                    await until_refused(started, kept=kept)
-                    for version, plural, body in every_form():
-                        if plural not in await client.served("resource.k8s.io", version):
-                            continue
-                        status, text = await made(started, body, version, plural)
-                        assert (status, SELECTOR in text) == ((201, False) if kept else (422, True)), text
-                        status, text = await made(started, without_capacity(body), version, plural)
-                        assert status == 201, text
-                    assert await keeps_capacity(client, "default") is kept
-                finally:
-                    running.cancel()
-                    await asyncio.wait({running})
-            if not kept:
-                status, text = await made(started, big("down"))
-                assert (status, "failed calling webhook" in text) == (500, True), text
-                status, text = await made(started, builders.claim("small", builders.request()))
-                assert status == 201, text
+                await until(started, 201 if kept else 422)
+                for version, plural, body in every_form():
+                    if plural not in await client.served("resource.k8s.io", version):
+                        continue
+                    status, text = await made(started, body, version, plural)
+                    assert (status, SELECTOR in text) == ((201, False) if kept else (422, True)), text
+                    status, text = await made(started, without_capacity(body), version, plural)
+                    assert status == 201, text
+                assert await keeps_capacity(client, "default") is kept
+            status, text = await made(started, big("down"))
+            assert (status, "failed calling webhook" in text) == (500, True), text
+            status, text = await made(started, builders.claim("small", builders.request()))
+            assert status == 201, text
 
     asyncio.run(main())
 
@@ -146,25 +143,29 @@ def without_capacity(body: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-async def installed(client: KubeApi) -> None:
-    """Make what the manifests bring for the webhook."""
-    metadata = {"name": NAME, "namespace": NAMESPACE}
-    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque"}
-    await client.create(SECRETS, secret, NAMESPACE)
-    for resource in (VALIDATING_WEBHOOKS, MUTATING_WEBHOOKS):
-        body = {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": {"name": NAME}}
-        await client.create(resource, body)
+async def installed(client: KubeApi, url: str) -> None:
+    """Do what an administrator does for the webhooks, which the server reaches by a URL here."""
+    folder = deploy_directory("optional")
+    for configuration in documents(folder / "webhooks.yaml", folder / "refuse-dropped-capacity.yaml"):
+        for webhook in configuration["webhooks"]:
+            path = webhook["clientConfig"].pop("service")["path"]
+            webhook["clientConfig"]["url"] = url + path
+        kind = configuration["kind"]
+        resource = MUTATING_WEBHOOKS if kind == MUTATING_WEBHOOKS.kind else VALIDATING_WEBHOOKS
+        await client.create(resource, configuration)
+    done = await provide(client, NAMESPACE, time.time())
+    assert len([text for text in done if "authorities written" in text]) == 2
 
 
-async def until_refused(started: RealApiServer, *, kept: bool) -> None:
-    """Make claims until one of them is refused; nothing refuses them where capacity is kept."""
-    deadline = time.monotonic() + (5.0 if kept else SECONDS)
-    number, status = 0, 201
-    while status == 201 and time.monotonic() < deadline:
+async def until(started: RealApiServer, expected: int) -> None:
+    """Make claims for capacity until one is answered as it must be in the end."""
+    deadline = time.monotonic() + SECONDS
+    number, status, text = 0, 0, ""
+    while status != expected and time.monotonic() < deadline:
         number += 1
-        status, text = await made(started, big(f"tried-{number}"))
+        status, text = await made(started, big(f"tried-{expected}-{number}"))
         await asyncio.sleep(0.2)
-    assert status == (201 if kept else 422), text
+    assert status == expected, text
 
 
 async def made(

@@ -13,14 +13,19 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from controller.admission.pki import Material, renewed
+from controller.admission.pki import Material, signed, with_new_authority
 
 __all__ = [
     "Begin",
     "Crowd",
     "allow_many_files",
     "body_half_sent",
+    "client_certificate",
     "client_context",
     "handshake_half_done",
     "handshake_half_sent",
@@ -40,9 +45,32 @@ HALF_A_BODY = (
 
 def material(now: float) -> Material:
     """An authority, and a certificate of 127.0.0.1."""
-    made = renewed(None, {"127.0.0.1"}, now, trusted=False)
+    made = signed(with_new_authority(None, now), {"127.0.0.1"}, now)
     assert made is not None
     return made
+
+
+def client_certificate(authority: Material, name: str) -> tuple[bytes, bytes]:
+    """A certificate of a caller by that name, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    issuer = x509.load_pem_x509_certificate(authority.authorities[0])
+    signer = serialization.load_pem_private_key(authority.authority_key, None)
+    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    made = (
+        x509.CertificateBuilder(
+            issuer.subject,
+            x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]),
+            key.public_key(),
+            x509.random_serial_number(),
+            issuer.not_valid_before_utc,
+            issuer.not_valid_after_utc,
+        )
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
+        .sign(signer, hashes.SHA256())
+    )
+    encoding = serialization.Encoding.PEM
+    private = key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return made.public_bytes(encoding), private
 
 
 def server_context(made: Material) -> ssl.SSLContext:

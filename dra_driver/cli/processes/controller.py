@@ -314,11 +314,25 @@ def _add_admission(parser: argparse.ArgumentParser) -> None:
         help=f"Service in --namespace by which the API server reaches the webhooks; default: {OBJECT_NAME}",
     )
     admission.add_argument(
-        "--admission-service-port",
-        type=int,
-        default=443,
-        metavar="PORT",
-        help="port of the Service",
+        "--admission-secret",
+        default=OBJECT_NAME,
+        metavar="NAME",
+        help="Secret in --namespace with the certificates: an authority and its key (ca.crt, ca.key), with "
+        "which the controller makes serving certificates, or a finished one (tls.crt, tls.key); "
+        f"default: {OBJECT_NAME}",
+    )
+    admission.add_argument(
+        "--admission-client-ca",
+        type=Path,
+        metavar="FILE",
+        help="answer only callers with a certificate of one of these authorities (PEM); default: anybody",
+    )
+    admission.add_argument(
+        "--admission-client-name",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="common or DNS name that such a certificate must have (repeatable); default: any",
     )
     admission.add_argument(
         "--admission-url",
@@ -344,7 +358,9 @@ def run(
             port=args.admission_port,
             host=args.admission_host,
             service=args.admission_service,
-            service_port=args.admission_service_port,
+            secret=args.admission_secret,
+            client_authorities=args.admission_client_ca,
+            client_names=tuple(args.admission_client_name),
             url=args.admission_url,
         )
     drivers = tuple(DriverName(name) for name in args.driver_name or [DEFAULT_DRIVER_NAME])

@@ -11,6 +11,7 @@ from attacks import (  # noqa: I001 - processes come last: what they end has to 
     sizes,
     nodes,
     connections,
+    reviews,
     processes,
     planted,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "nodes",
     "planted",
     "processes",
+    "reviews",
     "selectors",
     "sizes",
     "storms",

@@ -29,6 +29,8 @@ CLAIMS, PODS = f"{DRA}/namespaces/{TENANT}/resourceclaims", f"{CORE}/namespaces/
 EVENTS, SLICES = f"{CORE}/namespaces/{TENANT}/events", f"{DRA}/resourceslices"
 INVENTORIES = "/apis/dra-driver.dev/v1alpha1/deviceinventories"
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases"
+SECRETS, CERTIFICATES = f"{CORE}/namespaces/{SYSTEM}/secrets", "dra-driver-admission"
+WEBHOOKS = "/apis/admissionregistration.k8s.io/v1"
 
 MERGE = "application/merge-patch+json"
 APPLY = "application/apply-patch+yaml"
@@ -206,6 +208,9 @@ def objects() -> Iterator[tuple[str, Body]]:
     yield PODS, ending
     yield SLICES, slice_("ours", DEFAULT_DRIVER_NAME)
     yield SLICES, slice_("theirs", THEIRS)
+    authority = {"ca.crt": "YQ==", "ca.key": "Yg==", "tls.crt": "Yw=="}
+    metadata = {"name": CERTIFICATES, "namespace": SYSTEM, "labels": {"a": "b"}}
+    yield SECRETS, {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": authority}
     yield EVENTS, event("ours", "dra-driver-controller", "Pod", "gated")
     yield EVENTS, event("agents", "dra-driver-kubelet-plugin", "Node", NODE)
     yield EVENTS, event("theirs", "kubelet", "Pod", "gated")
@@ -226,6 +231,7 @@ def cases() -> Iterator[Write]:
     yield from _entries()
     yield from _inventories()
     yield from _events()
+    yield from _certificates()
 
 
 def _status(what: str, claim: str, status: Body, refused: str = "", by: str = "controller") -> Write:
@@ -472,3 +478,24 @@ def _events() -> Iterator[Write]:
     yield _patch("changes the kubelet's text", "controller", f"{EVENTS}/theirs", {"message": "other"}, policy)
     stolen = {"source": {"component": controller}, "reportingComponent": controller}
     yield _patch("takes over an event", "controller", f"{EVENTS}/theirs", stolen, policy)
+
+
+def _certificates() -> Iterator[Write]:
+    """Of its Secret; what the API server trusts after the next upgrade is in there, too."""
+    policy = "dra-driver-controller-certificates"
+
+    def secret(what: str, body: Body, refused: str = policy) -> Write:
+        return _patch(what, "controller", f"{SECRETS}/{CERTIFICATES}", body, refused)
+
+    renewed = {"tls.crt": "ZA==", "tls.key": "ZQ=="}
+    yield secret("renews the serving certificate", {"data": renewed}, "")
+    yield secret("puts an authority in the place of the installation's", {"data": {"ca.crt": "ZA=="}})
+    yield secret("replaces the authority's key", {"data": {**renewed, "ca.key": "ZA=="}})
+    yield secret("removes the authority", {"data": {"ca.crt": None}})
+    yield secret("adds something", {"data": {"other": "ZA=="}})
+    yield secret("removes everything", {"data": None})
+    yield secret("makes it immutable", {"immutable": True})
+    until = {"annotations": {"dra-driver.dev/authority-until": "9999999999"}}
+    yield secret("has the authority pass for a new one", {"metadata": until})
+    owner = {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": "x"}
+    yield secret("adds an owner, with whom it would be deleted", {"metadata": {"ownerReferences": [owner]}})

@@ -32,9 +32,11 @@ from policy_cases import (
 )
 from real_apiserver import bound_token
 
+from dra_driver.api.meta import DriverName
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.errors import ApiError, NotFound
 from dra_driver.kube import KubeApi
+from dra_driver.kube.features import drops_capacity
 from dra_driver.sim.assets import deploy_directory
 
 Connect = Callable[[str], Awaitable[KubeApi]]
@@ -220,10 +222,21 @@ async def check(made: Accounts, by: str, refused: str) -> None:
     assert {w.what: await made.send(w) for w in writes} == {w.what: refused for w in writes}
 
 
+async def _a_standby_may_probe_only(made: Accounts) -> None:
+    """Let a standby, which reviews, too, ask what the API server keeps; a slice it may not store."""
+    assert not await drops_capacity(made.clients["standby"], DriverName(DEFAULT_DRIVER_NAME))
+    for generate_name, dry_run in (("dra-driver-probe-", False), ("dra-driver-probe-x-", True)):
+        slice_of_probe = slice_("", DEFAULT_DRIVER_NAME)
+        slice_of_probe["metadata"] = {"generateName": generate_name}
+        write = Write("probes", "standby", "POST", SLICES, slice_of_probe)
+        assert await made.send(write, dry_run=dry_run) == FENCE
+
+
 async def only_the_holder_writes(made: Accounts) -> None:
     """Let the Lease change hands, and compare the verdicts on the writes of both controllers."""
     await check(made, "controller", "")
     await check(made, "standby", FENCE)
+    await _a_standby_may_probe_only(made)
     await made.hold(f"{STANDBY}_5678")
     await check(made, "controller", FENCE)
     await check(made, "standby", "")

@@ -142,6 +142,10 @@ def test_the_controller_reports_each_object_once_and_counts_them() -> None:
         await h.quiet()
         (event,) = [e for e in cluster.all(EVENTS) if e.reason == "CapacityDropped"]
         assert (event.involved_object.kind, event.involved_object.name) == ("ResourceClaimTemplate", "t")
+        # The administrator can have them refused; the controller may register no webhook.
+        assert (
+            "webhooks.refuseDroppedCapacity (deploy/optional/refuse-dropped-capacity.yaml)" in event.message
+        )
         assert metric(h, "dropped_capacity") == 1.0
         cluster.remove(RESOURCE_CLAIM_TEMPLATES, "t", "default")
         await h.quiet()

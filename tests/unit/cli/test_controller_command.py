@@ -94,7 +94,7 @@ def test_the_webhooks_have_flags(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["controller", "--help"])
     text = capsys.readouterr().out
-    for flag in ("port", "host", "service", "service-port", "url"):
+    for flag in ("port", "host", "service", "secret", "client-ca", "client-name", "url"):
         assert f"--admission-{flag} " in text
     assert main(["controller", "--admission-port", "0", "--admission-url", "http://x"]) == 2
     assert "--admission-url 'http://x': must be https://" in capsys.readouterr().err

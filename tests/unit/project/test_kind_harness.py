@@ -137,8 +137,14 @@ def test_both_images_are_loaded(shell: Shell) -> None:
 def test_the_driver_is_installed_with_simulated_devices(
     shell: Shell, tmp_path: Path, served: str, gate: bool
 ) -> None:
-    done, calls = shell("install", CLUSTERS="dra-driver", SERVED=served)
+    programs = ("docker", "kind", "kubectl", "dra-driver")
+    done, calls = shell(
+        "install", programs=programs, CLUSTERS="dra-driver", SERVED=served, DRA_DRIVER="dra-driver"
+    )
     assert done.returncode == 0, done.stderr
+    webhooks = "webhooks.yaml" if gate else "webhooks-before-1.36.yaml"
+    (applied,) = [i for i, c in enumerate(calls) if c.endswith(f"/deploy/optional/{webhooks}")]
+    assert calls[applied + 1] == "dra-driver certificates"
     assert any(c.startswith("kubectl apply --server-side") for c in calls)
     rendered = documents(tmp_path / "state" / "manifests.yaml")
     assert any(d["kind"] == "MutatingAdmissionPolicy" for d in rendered) is gate

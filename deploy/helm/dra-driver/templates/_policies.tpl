@@ -83,6 +83,14 @@ spec:
   matchConditions:
     - name: by-the-controller
       expression: {{ include "dra-driver.byController" $root }}
+    {{- if not (index . 1) }}
+    # Nothing of it is stored. Standbys review, too, so they have to know what the API server keeps.
+    - name: no-probe
+      expression: >-
+        !(request.resource.resource == 'resourceslices' && request.operation == 'CREATE'
+        && has(request.dryRun) && request.dryRun
+        && has(object.metadata.generateName) && object.metadata.generateName == 'dra-driver-probe-')
+    {{- end }}
   variables:
     - name: pod
       expression: >-

@@ -46,19 +46,26 @@ REVIEW = json.dumps(
 
 
 class Webhooks:
-    """The process."""
+    """The processes: the controller's, and the one that reviews."""
 
-    def __init__(self, process: asyncio.subprocess.Process, port: int, authority: bytes) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, reviewer: int, port: int, authority: bytes
+    ) -> None:
         self.process = process
+        self.pids = (process.pid, reviewer)
         self.address = ("127.0.0.1", port)
         self.context = ssl.create_default_context(cadata=authority.decode())
 
     def memory(self) -> int:
-        """What it has of its own and its part of what it shares, in bytes (PSS)."""
-        for line in Path(f"/proc/{self.process.pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) << 10
-        raise AssertionError("no Pss")
+        """What they have of their own and their part of what they share, in bytes (PSS)."""
+        lines = [
+            line
+            for pid in self.pids
+            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            if line.startswith("Pss:")
+        ]
+        assert len(lines) == len(self.pids)
+        return sum(int(line.split()[1]) << 10 for line in lines)
 
     async def review(self) -> float:
         """One review on a connection of its own; how long it took, in seconds."""
@@ -94,8 +101,8 @@ async def webhooks() -> AsyncIterator[Webhooks]:
         while not line.startswith(b"serving "):
             line = await process.stdout.readline()
             assert line
-        _, port, authority = line.split()
-        yield Webhooks(process, int(port), base64.b64decode(authority))
+        _, port, authority, reviewer = line.split()
+        yield Webhooks(process, int(reviewer), int(port), base64.b64decode(authority))
     finally:
         process.stdin.close()
         await process.wait()

@@ -264,7 +264,7 @@ def refused_capacity(kind: str, requests: object) -> dict[str, Any]:
     devices = {"devices": {"requests": requests}}
     spec = {"spec": devices} if kind == "ResourceClaimTemplate" else devices
     body = review(kind, "v1", {"metadata": {"name": "x"}, "spec": spec})
-    response = answer(body, lambda request: refuse_capacity(request, OURS))
+    response = answer(body, lambda request: refuse_capacity(request, OURS, kept=False))
     assert not response["allowed"]
     assert (response["status"]["code"], response["status"]["reason"]) == (422, "Invalid")
     return {c["field"]: c["message"] for c in response["status"]["details"]["causes"]}

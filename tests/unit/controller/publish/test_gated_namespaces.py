@@ -8,24 +8,26 @@ from typing import Any
 
 import pytest
 import virtual_time
-from builders import DRIVER
 from controller_harness import Harness, controlling
 from fake_client import FakeClient
 from lending_cluster import FIRST_READ, bare, cluster_of, gate_everywhere, pod
 from work_counter import calls
 
-from controller.admission.config import OBJECT_NAME, AdmissionConfig
-from controller.admission.pki import renewed
-from controller.admission.registration import Registration
+from controller.admission.config import OBJECT_NAME
+from controller.admission.paths import GATE_WEBHOOK, NOT_GATED
 from controller.config import LendingMode
 from controller.publish.gated import GatedNamespaces
 from dra_driver.api.core import CONFIG_MAPS, NAMESPACES
 from dra_driver.api.names import ALLOCATOR_LABEL, GATE_POLICY, LENDING_STATUS, SYSTEM_NAMESPACE
-from dra_driver.api.server.admission import MUTATING_POLICIES, MUTATING_POLICY_BINDINGS, MUTATING_WEBHOOKS
+from dra_driver.api.server.admission import (
+    MUTATING_POLICIES,
+    MUTATING_POLICY_BINDINGS,
+    MUTATING_WEBHOOKS,
+)
 from dra_driver.errors import Forbidden
 from dra_driver.fleet import LendingShown, shown_lending
 from dra_driver.kube import Informer
-from dra_driver.kube.features import drops_capacity
+from dra_driver.resourceclaim import NAMES_CLAIMS, NAMES_CLAIMS_OR_RESOURCES
 
 NEVER = {"name": "never", "expression": "false"}
 LABELLED: dict[str, Any] = {"namespaceSelector": {"matchLabels": {ALLOCATOR_LABEL: "controller"}}}
@@ -165,17 +167,15 @@ def test_where_there_are_no_policies_the_webhook_counts(lends: bool) -> None:
     cluster.withdraw(MUTATING_POLICIES)
     namespace(cluster, "default")
     namespace(cluster, "other", label=False)
-    config = AdmissionConfig(port=0)
-    registration = Registration(
-        cluster,
-        config,
-        SYSTEM_NAMESPACE,
-        [DRIVER],
-        drops_capacity=lambda: drops_capacity(cluster, DRIVER),
-        lends=lends,
-    )
-    material = renewed(None, frozenset({"localhost"}), 1_800_000_000.0, trusted=False)
-    assert material is not None
+    webhook = {
+        "name": GATE_WEBHOOK,
+        "namespaceSelector": {"matchLabels": {ALLOCATOR_LABEL: "controller"}},
+        "matchConditions": [
+            {"name": "uses-claims", "expression": NAMES_CLAIMS_OR_RESOURCES if lends else NAMES_CLAIMS},
+            {"name": "not-bound", "expression": "!has(object.spec.nodeName) || object.spec.nodeName == ''"},
+            {"name": NOT_GATED, "expression": "!has(object.spec.schedulingGates)"},
+        ],
+    }
 
     async def main() -> None:
         namespaces = Informer(cluster, NAMESPACES)
@@ -186,7 +186,7 @@ def test_where_there_are_no_policies_the_webhook_counts(lends: bool) -> None:
         assert not gated.refusal()
         await gated.once()
         assert "is not installed" in gated.problem()
-        await registration.apply(material)
+        cluster.put(MUTATING_WEBHOOKS, {"metadata": {"name": OBJECT_NAME}, "webhooks": [webhook]})
         await gated.once()
         if lends:
             assert "pods of 1 namespace are created without the gate" in gated.problem()
