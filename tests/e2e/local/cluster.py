@@ -24,6 +24,7 @@ from local.processes import NotUpError, Processes, tail
 
 NAMESPACE = "dra-driver"
 AGENT, CONTROLLER = "daemonset/dra-driver-kubelet-plugin", "deployment/dra-driver-controller"
+MUTATING_POLICIES = "mutatingadmissionpolicies.v1.admissionregistration.k8s.io"
 # On two cores that others use too, everything takes its time.
 PATIENCE_SECONDS = 180.0
 MOUNT_POINTS = ("/var/lib/kubelet", "/etc/cdi", "/var/log", "/dev/infiniband", node_files.GPU_NODES)
@@ -84,8 +85,10 @@ class LocalCluster:
             NotUpError: it does not work.
         """
         deploy = (project or self._project) / "deploy"
-        # The folders in "optional" take the place of others: see ``turn_on``.
-        documents = manifests.load(deploy / "manifests") + manifests.load(deploy / "optional", below=False)
+        documents = manifests.load(deploy)
+        if not self._succeeds(["get", MUTATING_POLICIES]):
+            # As the installation page says for versions that do not serve them.
+            documents = [d for d in documents if not d["kind"].startswith("MutatingAdmissionPolicy")]
         file = self.node.etc / "driver.yaml"
         file.write_text(yaml.safe_dump_all(manifests.adapt(documents, image, self.files)))
         self.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(file))

@@ -10,13 +10,15 @@ import yaml
 
 from local.node_files import NodeFiles
 
+# Of deploy/optional. The folders there take the place of others: see ``LocalCluster.turn_on``. No webhooks:
+# without a kube-proxy the API server reaches no Service.
+OPTIONAL = ("publish-node.yaml", "rdma.yaml")
 
-def load(folder: Path, *, below: bool = True) -> list[dict[str, Any]]:
-    """All documents of a folder, and of the folders in it unless they are left out, in the order of paths."""
-    found: list[dict[str, Any]] = []
-    for file in sorted(folder.rglob("*.yaml") if below else folder.glob("*.yaml")):
-        found += [d for d in yaml.safe_load_all(file.read_text(encoding="utf-8")) if d]
-    return found
+
+def load(deploy: Path) -> list[dict[str, Any]]:
+    """All documents that are installed, of the folder ``deploy``."""
+    files = sorted((deploy / "manifests").rglob("*.yaml")) + [deploy / "optional" / name for name in OPTIONAL]
+    return [d for file in files for d in yaml.safe_load_all(file.read_text(encoding="utf-8")) if d]
 
 
 def adapt(documents: Iterable[dict[str, Any]], image: str, node: NodeFiles) -> list[dict[str, Any]]:

@@ -138,7 +138,7 @@ def test_our_manifests_change_in_image_hardware_and_drivers_only(tmp_path: Path)
     files = node_files.NodeFiles(tmp_path)
 
     def load() -> list[dict[str, Any]]:
-        return manifests.load(deploy / "manifests") + manifests.load(deploy / "optional", below=False)
+        return manifests.load(deploy)
 
     before, after = load(), manifests.adapt(load(), "localhost/ours:1", files)
     drivers = ["--driver-name=gpu.dra-driver.dev", "--driver-name=rdma.dra-driver.dev"]
