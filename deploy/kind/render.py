@@ -22,9 +22,7 @@ def main() -> None:
     parser.add_argument("--node-files", required=True, type=Path, metavar="DIR", help="on the node")
     parser.add_argument("--without", default=[], action="append", metavar="KIND", help="leave out this kind")
     options = parser.parse_args()
-    nics = (ROOT / "deploy" / "optional" / "rdma.yaml").read_text(encoding="utf-8")
-    documents = [*load(ROOT / "deploy" / "manifests"), *yaml.safe_load_all(nics)]
-    kept = [d for d in documents if d["kind"] not in options.without]
+    kept = [d for d in load(ROOT / "deploy") if d["kind"] not in options.without]
     yaml.safe_dump_all(adapt(kept, options.image, NodeFiles(options.node_files)), sys.stdout, sort_keys=False)
 
 
