@@ -11,7 +11,7 @@ from pathlib import Path
 
 from crash_figures import Figures
 from crash_processes import Agent, ForkServer
-from crash_world import CrashedNode, worlds
+from crash_world import SETTLED_SECONDS, CrashedNode, worlds
 from faults import Plan
 from machines import Machine, acme
 from machines.simulated import SimulatedMachine
@@ -211,9 +211,10 @@ class Life:
                 self._planned = plan is not None
                 if plan is not None and plan.error:
                     return
-                if time.monotonic() - started > Timings().first_scan:
+                took = time.monotonic() - started
+                if took > Timings().first_scan:
                     # On a machine so slow the kubelet is let in before all documents are written anew.
-                    await self.world.settled(agent)
+                    await self.world.settled(agent, max(SETTLED_SECONDS, 3 * took))
                 else:
                     self.world.check()
                 return

@@ -457,9 +457,13 @@ class CrashedNode:
         for kind, text in differences(self, idle=idle):
             self.violate(kind, text)
 
-    async def settled(self, agent: Agent) -> None:
-        """Do what ``check`` does when what the agent does by itself after its start has ended, or it has."""
-        end = asyncio.get_running_loop().time() + SETTLED_SECONDS
+    async def settled(self, agent: Agent, seconds: float = SETTLED_SECONDS) -> None:
+        """Do what ``check`` does when what the agent does by itself after its start has ended, or it has.
+
+        Args:
+            seconds: after which a difference is a violation.
+        """
+        end = asyncio.get_running_loop().time() + seconds
         while any(differences(self, idle=False)) and not agent.ended.done():
             if asyncio.get_running_loop().time() > end:
                 self.check()
