@@ -44,6 +44,7 @@ class Controller:
     """The controller in one object. ``run`` ends when it is cancelled, or raises when the lease is lost.
 
     Attributes:
+        leads: set from when it begins to fill its caches.
         ready: set while it works: caches are filled and the loops run.
         health_address: host and port, while health is served.
         web_address: host and port, while the page is served.
@@ -85,6 +86,7 @@ class Controller:
         self._authorizer = (
             Authorizer(self._client, self._clock) if config.http_authorization == "rbac" else None
         )
+        self.leads = asyncio.Event()
         self.ready = asyncio.Event()
         self.metrics.watch_leader(self._leads)
         self.health_address: tuple[str, int] | None = None
@@ -132,6 +134,7 @@ class Controller:
     async def _lead(self) -> None:
         """Work, after everything was listed anew: what a predecessor wrote last must be seen."""
         await self._standby.stop()
+        self.leads.set()
         client = self._leader_client
         env = Environment(
             config=self._config,

@@ -190,6 +190,7 @@ def _sum(a: Quantity, b: Quantity, nano: int) -> Quantity:
     return Quantity(nano, form, scale=scale, big=not fits)
 
 
+@lru_cache(maxsize=4096)
 def _canonical(nano: int, form: Format) -> str:
     if nano == 0:
         return "0"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 import structlog
 
@@ -25,6 +26,8 @@ log = structlog.get_logger(__name__)
 
 # Unlike 401, which passes when a token is renewed.
 _NOT_ALLOWED = 403
+# For which the event loop takes in objects of a first list without doing anything else.
+_SLICE_SECONDS: Final = 0.005
 
 
 def _left_out(item: WireObject) -> object:
@@ -221,12 +224,12 @@ class Informer(Generic[T]):
                     f"{self._resource.kind} {problem.key} has devices that cannot be read, so that it is not "
                     f"known which are free: {problem.problem}"
                 )
-        self._resource_version = found.resource_version
         kept = {u.key: u.uid for u in found.unreadable}
         for key in [k for k in self.unreadable if k not in kept]:
             self._note_readable(key)
         for key in [k for k, old in self._store.items() if k not in new and kept.get(k) != old.metadata.uid]:
             self._remove(key)
+        since = time.monotonic()
         for key, item in new.items():
             old = self._store.get(key)
             if (
@@ -237,8 +240,15 @@ class Informer(Generic[T]):
             ):
                 continue
             self._put(item)
+            if not self.synced.is_set() and time.monotonic() - since > _SLICE_SECONDS:
+                # Nobody acts before all is known. Afterwards all of a list counts at once: else
+                # a device that went from one claim to another would seem to be in both.
+                await asyncio.sleep(0)
+                since = time.monotonic()
         if self._keeper is not None:
             self._keeper.listed(self._store.values())
+        # Last: a list that was cut off is read again.
+        self._resource_version = found.resource_version
         self.failing = False
         self.synced.set()
         self._set_access(True)

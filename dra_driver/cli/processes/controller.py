@@ -8,6 +8,7 @@ import contextlib
 import gc
 import signal
 from pathlib import Path
+from typing import Final
 
 import structlog
 
@@ -37,6 +38,9 @@ from dra_driver.ownership import PoolAllocator
 from dra_driver.structured import GroupLabels, NodePolicy, Strategy
 
 log = structlog.get_logger(__name__)
+# While caches are filled, for so long at most, all that there is leaves the collector's sight so often.
+_FILLING_SECONDS: Final = 60.0
+_FREEZE_SECONDS: Final = 0.1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -426,7 +430,7 @@ async def _main(config: ControllerConfig, answers_of: AnswersOf) -> None:
         )
         controller = Controller(client, config, answers_of=answers_of)
         task = asyncio.create_task(controller.run())
-        settling = asyncio.create_task(settle(controller.ready))
+        settling = asyncio.create_task(settle(controller.leads, controller.ready))
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, task.cancel)
@@ -436,13 +440,27 @@ async def _main(config: ControllerConfig, answers_of: AnswersOf) -> None:
         log.info("controller ends")
 
 
-async def settle(ready: asyncio.Event) -> None:
-    """Keep the collector of garbage from what the caches hold once they are filled.
+async def settle(leads: asyncio.Event, ready: asyncio.Event) -> None:
+    """Keep the collector of garbage from what the caches hold, while they are filled and after that.
 
     Each full collection would look at all of it, and holds the event loop for as long: 0.08 s at 2,000 nodes
     that are in use, and more as pods come. What comes later is looked at, and what goes is freed as ever.
     It is for a process that does nothing else.
+
+    Args:
+        leads: when the caches begin to be filled.
+        ready: when they are.
     """
+    await leads.wait()
+    with contextlib.suppress(TimeoutError):
+        # Garbage of that time stays, so it is bounded: an API server may not answer for hours.
+        async with asyncio.timeout(_FILLING_SECONDS):
+            while not ready.is_set():
+                gc.freeze()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(ready.wait(), _FREEZE_SECONDS)
+            gc.freeze()
+            return
     await ready.wait()
     gc.collect()
     gc.freeze()

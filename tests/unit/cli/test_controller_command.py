@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import virtual_time
 from fake_client import FakeClient
 
 from controller.app import Controller
@@ -102,13 +103,39 @@ def test_the_webhooks_have_flags(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_collector_looks_at_full_caches_no_more_once_they_are_full() -> None:
     async def main() -> None:
-        ready, before = asyncio.Event(), gc.get_freeze_count()  # the tests themselves
-        settling = asyncio.create_task(settle(ready))
+        leads, ready, before = asyncio.Event(), asyncio.Event(), gc.get_freeze_count()  # the tests themselves
+        settling = asyncio.create_task(settle(leads, ready))
         await asyncio.sleep(0)
         assert gc.get_freeze_count() <= before
+        leads.set()
         cache = [[i] for i in range(1_000)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        # While they are filled it looks at none of it either.
+        filling = gc.get_freeze_count()
+        assert filling >= before + len(cache)
+        cache += [[i] for i in range(1_000)]
         ready.set()
         await settling
-        assert gc.get_freeze_count() >= before + len(cache)
+        assert gc.get_freeze_count() >= filling + 900
 
     asyncio.run(main())
+
+
+def test_what_fills_caches_for_long_is_collected() -> None:
+    async def main() -> None:
+        leads, ready = asyncio.Event(), asyncio.Event()
+        leads.set()
+        settling = asyncio.create_task(settle(leads, ready))
+        await asyncio.sleep(120)
+        # An API server that answers after two minutes: until then the collector works as ever.
+        before = gc.get_freeze_count()
+        filled = [[i] for i in range(1_000)]
+        await asyncio.sleep(10)
+        assert gc.get_freeze_count() <= before
+        ready.set()
+        await settling
+        assert gc.get_freeze_count() >= before + 900
+        del filled
+
+    virtual_time.run(main())

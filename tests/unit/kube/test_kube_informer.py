@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -65,6 +66,45 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
             await main()
 
     virtual_time.run(bounded())
+
+
+def test_a_first_list_leaves_time_to_others_and_a_later_one_counts_at_once() -> None:
+    cluster = FakeClient()
+    for i in range(100):
+        cluster.put(NODES, node(f"n-{i}"))
+
+    async def main() -> None:
+        others = 0
+
+        async def work() -> None:
+            nonlocal others
+            while True:
+                others += 1
+                await asyncio.sleep(0)
+
+        taken: list[int] = []
+
+        def takes_long(_: object, __: object = None) -> None:
+            time.sleep(0.0005)
+            taken.append(others)
+
+        informer = Informer(cluster, NODES)
+        informer.add_handler(Handler(added=takes_long, updated=takes_long))
+        tasks = [asyncio.create_task(informer.run()), asyncio.create_task(work())]
+        await asyncio.wait_for(informer.synced.wait(), 5)
+        first, taken[:] = set(taken), ()
+        cluster.expire()
+        for i in range(100):
+            cluster.put(NODES, node(f"n-{i}", changed="yes"))
+        while len(taken) < 100:
+            await asyncio.sleep(0.01)
+        for task in tasks:
+            task.cancel()
+        assert len(first) > 5
+        # A device that goes from one claim to another must not seem to be in both.
+        assert len(set(taken)) == 1
+
+    asyncio.run(main())
 
 
 def test_an_informer_follows_and_indexes() -> None:
