@@ -10,7 +10,8 @@ pods of others:
   makes up for one of them.
 * What an index of all nodes takes is not held against the pod that needs it first (``IndexUnfinished``). In
   the fast lane a question builds for a short time, and for none if its namespace has just had another one do
-  so; the worker builds on between questions.
+  so. Each question that lacked its index halves that time for the next ones, whoever asks; a second later it
+  has that back. The worker builds on between questions.
 * A pod that was refused is not looked at again, whatever changes, for 20 times as long as the refusal took.
   Ordinary ones take less than a millisecond and wait for nothing. Where the decision was given up, the pause
   doubles each time.
@@ -47,6 +48,9 @@ _HALVED_SECONDS: Final = 10.0
 # lane does as much as follows from a few changes; what it builds is lost with it.
 UPKEEP_SECONDS: Final = 0.05
 _UPKEEP_PAUSE: Final = 0.5
+# That time is halved at most so often, by what lacked its index within so long.
+_MOST_UPKEEP_HALVINGS: Final = 6
+_UPKEEP_HALVED_SECONDS: Final = 1.0
 _SLOW_UPKEEP_SECONDS: Final = 0.5
 # The whole budget is meant for this much CPU time.
 _WHOLE_SECONDS: Final = 0.5
@@ -100,6 +104,8 @@ class HeavyQuestions:
         # Questions whose index is being prepared; when namespaces last had a question prepare one.
         self._unfinished: OrderedDict[Hashable, None] = OrderedDict()
         self._upkept: OrderedDict[str, float] = OrderedDict()
+        # When the last questions lacked their index.
+        self._lacking: deque[float] = deque(maxlen=_MOST_UPKEEP_HALVINGS)
 
     def __bool__(self) -> bool:
         """Return whether there is any question that has to wait, or belongs into the slow lane."""
@@ -109,7 +115,9 @@ class HeavyQuestions:
         """Return what the next decision in the fast lane may cost, for a pod of a namespace."""
         halvings = sum(now - at < _HALVED_SECONDS for at in self._given_up)
         paused = now - self._upkept.get(namespace, -math.inf) < _UPKEEP_PAUSE
-        return self.budget(FAST_SECONDS / (1 << halvings), upkeep=0.0 if paused else UPKEEP_SECONDS)
+        lacking = sum(now - at < _UPKEEP_HALVED_SECONDS for at in self._lacking)
+        upkeep = 0.0 if paused else UPKEEP_SECONDS / (1 << lacking)
+        return self.budget(FAST_SECONDS / (1 << halvings), upkeep=upkeep)
 
     def slow_budget(self, question: Hashable, seconds: float) -> Budget:
         """Return what a decision in the slow lane may cost."""
@@ -140,6 +148,7 @@ class HeavyQuestions:
     def not_yet(self, namespace: str, question: Hashable, now: float) -> None:
         """Note that the index of a question is being prepared."""
         self._unfinished[question] = None
+        self._lacking.append(now)
         self._upkept.pop(namespace, None)
         self._upkept[namespace] = now
         for kept in (self._unfinished, self._upkept):

@@ -235,6 +235,25 @@ def test_a_namespace_has_one_question_at_a_time_prepare_an_index() -> None:
     assert len(heavy._unfinished) == len(heavy._upkept) == 10_000
 
 
+def test_questions_of_many_namespaces_prepare_little_altogether() -> None:
+    work = SlowMachine(0.0)
+    heavy = HeavyQuestions(work)
+
+    def upkeep(number: int, now: float) -> float:
+        budget, since = heavy.fast_budget(f"ns-{number}", now), work.time
+        with budget.keeping_up(), contextlib.suppress(IndexUnfinished):
+            while True:
+                budget.keep_up(1)
+                work.time += 0.000001
+        heavy.not_yet(f"ns-{number}", number, now)
+        return work.time - since
+
+    # All of them together hold up the questions of others for a fifth of the second, not for five.
+    assert sum(upkeep(number, 10.0) for number in range(100)) < 0.2
+    assert upkeep(100, 10.99) < 0.002
+    assert upkeep(101, 12.0) == pytest.approx(UPKEEP_SECONDS, abs=0.01)
+
+
 def test_what_counting_shapes_needs_is_prepared_in_parts() -> None:
     spec = {"devices": {"requests": [WANTED]}}
     shapes = parse_shapes([f"large={json.dumps(spec)}"], DRIVER)
