@@ -1,4 +1,4 @@
-"""Processes that are stopped, resumed and killed: the leader, the standby, the worker."""
+"""Processes that are stopped, resumed and killed: the leader, the standby, worker and reviewer."""
 
 from __future__ import annotations
 
@@ -21,11 +21,24 @@ async def _crowd(world: AttackedCluster, number: int = 150) -> None:
     await world.create(m for m in made if m["kind"] == "Pod")
 
 
-def _workers(world: AttackedCluster, leader: Replica) -> list[int]:
-    """Return the processes below a controller; that there is none is a problem: nothing is attacked."""
-    found = children(leader.pid)
+WORKER, REVIEWER = "controller.allocate.worker", "controller.admission"
+# A process that reviews and does not answer five looks, one a second, is replaced; the API server itself lets
+# pods pass after three. Until the next one is there, reviews are not judged.
+_REPLACED_SECONDS = 8.0
+
+
+def _below(world: AttackedCluster, leader: Replica, module: str = WORKER) -> list[int]:
+    """Return the processes of a module below a controller, with copies of them.
+
+    That there is none is a problem: nothing is attacked.
+    """
+    found = []
+    for pid in children(leader.pid):
+        with contextlib.suppress(OSError):
+            if module in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
+                found.append(pid)
     if not found:
-        world.problems.append("the controller has no worker process that could be attacked")
+        world.problems.append(f"the controller has no process of {module} that could be attacked")
     return found
 
 
@@ -37,30 +50,30 @@ def _kill(pids: list[int], number: int) -> None:
 
 @attack
 async def worker_killed(world: AttackedCluster) -> None:
-    """Kill every process below the leading controller, while it decides."""
+    """Kill the leader's worker and its copies, while it decides."""
     leader = await world.controllers.leader()
     await _crowd(world)
-    found = _workers(world, leader)
+    found = _below(world, leader)
     world.strike()
     _kill(found, signal.SIGKILL)
 
 
 @attack
 async def worker_killed_again_and_again(world: AttackedCluster) -> None:
-    """Kill every process below the leading controller every two seconds."""
+    """Kill the leader's worker and its copies every two seconds."""
     leader = await world.controllers.leader()
-    _workers(world, leader)
+    _below(world, leader)
     world.strike()
     async for _ in world.ticks(0.5):
-        _kill(children(leader.pid), signal.SIGKILL)
+        _kill(_below(world, leader), signal.SIGKILL)
 
 
 @attack
 async def worker_stopped(world: AttackedCluster) -> None:
-    """Stop every process below the leading controller: it lives, and answers nothing."""
+    """Stop the leader's worker and its copies: they live, and answer nothing."""
     leader = await world.controllers.leader()
     await _crowd(world)
-    found = _workers(world, leader)
+    found = _below(world, leader)
     world.strike()
     _kill(found, signal.SIGSTOP)
     try:
@@ -71,14 +84,14 @@ async def worker_stopped(world: AttackedCluster) -> None:
 
 @attack
 async def worker_stutters(world: AttackedCluster) -> None:
-    """Stop and resume every process below the leading controller, a fifth of a second each."""
+    """Stop and resume the leader's worker and its copies, a fifth of a second each."""
     leader = await world.controllers.leader()
-    _workers(world, leader)
+    _below(world, leader)
     world.strike()
     found: list[int] = []
     try:
         async for i in world.ticks(5):
-            found = children(leader.pid) if i % 2 == 0 else found
+            found = _below(world, leader) if i % 2 == 0 else found
             _kill(found, signal.SIGCONT if i % 2 else signal.SIGSTOP)
     finally:
         _kill(found, signal.SIGCONT)
@@ -88,13 +101,38 @@ async def worker_stutters(world: AttackedCluster) -> None:
 async def worker_overwhelmed(world: AttackedCluster) -> None:
     """Take away the worker's time: many hard claims at once, while its processes are stopped for a moment."""
     leader = await world.controllers.leader()
-    found = _workers(world, leader)
+    found = _below(world, leader)
     hard = [m for i in range(30) for m in one(f"hard-{i}", TENANT, objects.alternatives(9, [f'"{i}" != ""']))]
     await world.create(m for m in hard if m["kind"] != "Pod")
     world.strike()
     _kill(found, signal.SIGSTOP)
     await world.create(m for m in hard if m["kind"] == "Pod")
     _kill(found, signal.SIGCONT)
+
+
+@attack
+async def reviewer_killed(world: AttackedCluster) -> None:
+    """Kill the leader's process that reviews: the next one answers."""
+    leader = await world.controllers.leader()
+    found = _below(world, leader, REVIEWER)
+    world.strike()
+    _kill(found, signal.SIGKILL)
+
+
+@attack
+async def reviewer_stopped(world: AttackedCluster) -> None:
+    """Stop the leader's process that reviews: it lives, answers nothing, and is replaced."""
+    leader = await world.controllers.leader()
+    found = _below(world, leader, REVIEWER)
+    _kill(found, signal.SIGSTOP)
+    try:
+        await asyncio.sleep(_REPLACED_SECONDS)
+        world.measure_from_strike = True
+        world.strike()
+        if left := [pid for pid in found if Path(f"/proc/{pid}/stat").exists()]:
+            world.problems.append(f"a process that answers no review was not replaced: {left}")
+    finally:
+        _kill(found, signal.SIGCONT)
 
 
 @attack
