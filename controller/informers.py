@@ -32,6 +32,7 @@ from dra_driver.api.own.policy import DEVICE_POLICIES, DevicePolicy
 from dra_driver.api.policy import POD_DISRUPTION_BUDGETS, PodDisruptionBudget
 from dra_driver.api.resource import (
     DEVICE_CLASSES,
+    RESOURCE_CLAIM_TEMPLATES,
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
     DeviceClass,
@@ -43,7 +44,7 @@ from dra_driver.api.resource import (
 from dra_driver.errors import DraError, NotFound
 from dra_driver.kube import Informer
 from dra_driver.ports import KubeClient
-from dra_driver.trimming import KEPT_CLAIM_TEMPLATES, NamespaceAllowance
+from dra_driver.trimming import NamespaceAllowance
 
 __all__ = ["Informers"]
 
@@ -93,7 +94,7 @@ class Informers:
                 indices={HELD_INDEX: pools_held, GROUP_INDEX: group_of_claim},
                 keeper=allowance.of_claims(),
             ),
-            templates=Informer(client, KEPT_CLAIM_TEMPLATES),
+            templates=Informer(client, RESOURCE_CLAIM_TEMPLATES, keeper=allowance.of_templates()),
             pods=Informer(
                 client,
                 PODS,

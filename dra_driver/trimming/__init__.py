@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dra_driver.trimming.budgets import trimmed_budget
 from dra_driver.trimming.claims import (
-    KEPT_CLAIM_TEMPLATES,
     allocation_only,
     claim_problem,
     trimmed_claim,
@@ -19,7 +18,6 @@ from dra_driver.trimming.namespaces import NamespaceAllowance
 from dra_driver.trimming.pods import MOST_GATES, pod_problem, trimmed_pod, unservable
 
 __all__ = [
-    "KEPT_CLAIM_TEMPLATES",
     "MOST_GATES",
     "NamespaceAllowance",
     "allocation_only",

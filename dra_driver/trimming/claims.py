@@ -9,7 +9,6 @@ import msgspec
 from dra_driver.api.meta import ObjectMeta
 from dra_driver.api.names import EXTENDED_RESOURCE_ANNOTATION, POD_CLAIM_ANNOTATION, TOPOLOGY_ANNOTATION
 from dra_driver.api.resource import (
-    RESOURCE_CLAIM_TEMPLATES,
     CapacityRequirements,
     DeviceClaim,
     DeviceRequest,
@@ -26,7 +25,6 @@ from dra_driver.structured import READ_ANNOTATIONS, READ_LABELS
 from dra_driver.trimming.metadata import LONGEST_NOTE, cut, only, too_large, too_many, trimmed_metadata
 
 __all__ = [
-    "KEPT_CLAIM_TEMPLATES",
     "MOST_AMOUNTS",
     "MOST_FINALIZERS",
     "MOST_FINALIZER_BYTES",
@@ -34,6 +32,8 @@ __all__ = [
     "MOST_TOPOLOGY_BYTES",
     "allocation_only",
     "claim_problem",
+    "least_of_claim",
+    "least_of_template",
     "trimmed_claim",
     "trimmed_template",
 ]
@@ -51,6 +51,7 @@ _ANNOTATIONS: Final = frozenset(
     {*READ_ANNOTATIONS, TOPOLOGY_ANNOTATION, POD_CLAIM_ANNOTATION, EXTENDED_RESOURCE_ANNOTATION}
 )
 _LONGEST_APPLIED: Final = 16 * 1024
+_FEW_REQUESTS: Final = 4
 _ASKS: Final = CapacityRequirements()
 
 
@@ -104,6 +105,26 @@ def _metadata(meta: ObjectMeta, item: ResourceClaim | ResourceClaimTemplate, *, 
     )
 
 
+def least_of_claim(claim: ResourceClaim, why: str) -> ResourceClaim:
+    """Return a trimmed claim that is not allocated with nothing that can be large.
+
+    Args:
+        claim: as it was kept until now.
+        why: it cannot be kept so.
+    """
+    slim = trimmed_claim(msgspec.structs.replace(claim, left_out=claim.left_out or why))
+    meta = msgspec.structs.replace(slim.metadata, annotations=None)
+    return msgspec.structs.replace(slim, metadata=meta, spec=_few_requests(slim.spec))
+
+
+def least_of_template(template: ResourceClaimTemplate, _: str) -> ResourceClaimTemplate:
+    """Return a trimmed template with nothing that can be large."""
+    return ResourceClaimTemplate(
+        metadata=msgspec.structs.replace(template.metadata, annotations=None),
+        spec=ResourceClaimTemplateSpec(spec=_few_requests(template.spec.spec)),
+    )
+
+
 def allocation_only(claim: ResourceClaim) -> ResourceClaim:
     """Return a claim with nothing but the devices that it holds, and for how it is identified."""
     return ResourceClaim(
@@ -153,10 +174,20 @@ def _request(request: DeviceRequest) -> DeviceRequest:
     )
 
 
+def _few_requests(spec: ResourceClaimSpec) -> ResourceClaimSpec:
+    """Return some of the requests, those first that kube-scheduler could give devices of the controller."""
+    found: list[tuple[bool, DeviceRequest]] = []
+    for request in spec.devices.requests or ():
+        if request.exactly is not None:
+            found.append((not request.exactly.tolerations, request))
+        found += (
+            (not sub.tolerations, DeviceRequest(name=request.name, first_available=(sub,)))
+            for sub in request.first_available
+        )
+    found.sort(key=lambda each: each[0])
+    return ResourceClaimSpec(devices=DeviceClaim(requests=tuple(r for _, r in found[:_FEW_REQUESTS])))
+
+
 def _tolerations(tolerations: tuple[DeviceToleration, ...]) -> tuple[DeviceToleration, ...]:
     """Return the one of the tolerations that covers the taint of the controller, if one does."""
     return tuple(t for t in tolerations if tolerates((t,), PROTECTION_TAINT))[:1]
-
-
-KEPT_CLAIM_TEMPLATES: Final = RESOURCE_CLAIM_TEMPLATES.keeping(trimmed_template)
-"""Templates as the controller lists and watches them."""

@@ -2,7 +2,7 @@
 
 Every object may take a little, whatever the number: there are as many as the API server has room for. What
 objects take beyond that has a limit for each namespace, so that thousands of objects that each stay within
-their own limits do not take all memory. An object that exceeds it is kept as one that exceeds its own limit.
+their own limits do not take all memory. Of an object that exceeds it is kept what every object may take.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Final, Generic, TypeVar
 
-import msgspec
-
 from dra_driver.api import codec
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import Uid, WireObject
 from dra_driver.api.policy import PodDisruptionBudget
-from dra_driver.api.resource import ResourceClaim
+from dra_driver.api.resource import ResourceClaim, ResourceClaimTemplate
 from dra_driver.trimming.budgets import protecting_all, trimmed_budget
-from dra_driver.trimming.claims import trimmed_claim
+from dra_driver.trimming.claims import (
+    least_of_claim,
+    least_of_template,
+    trimmed_claim,
+    trimmed_template,
+)
 from dra_driver.trimming.pods import least_of, trimmed_pod
 
 __all__ = ["FREE_WEIGHT", "MOST_WEIGHT", "Allowance", "NamespaceAllowance", "weight_of"]
@@ -59,7 +62,11 @@ class NamespaceAllowance:
 
     def of_claims(self) -> Allowance[ResourceClaim]:
         """Return what counts claims, of one informer."""
-        return Allowance(self, trimmed_claim, _least_claim)
+        return Allowance(self, trimmed_claim, least_of_claim)
+
+    def of_templates(self) -> Allowance[ResourceClaimTemplate]:
+        """Return what counts templates of claims, of one informer."""
+        return Allowance(self, trimmed_template, least_of_template)
 
     def of_budgets(self) -> Allowance[PodDisruptionBudget]:
         """Return what counts budgets, of one informer."""
@@ -128,7 +135,3 @@ class Allowance(Generic[T]):
         """Return whether there is room by now for an object that there was none for."""
         of = self._namespaces
         return any(of.totals[namespace] + beyond <= of.most for namespace, beyond in self._refused.values())
-
-
-def _least_claim(claim: ResourceClaim, why: str) -> ResourceClaim:
-    return trimmed_claim(msgspec.structs.replace(claim, left_out=claim.left_out or why))

@@ -75,6 +75,9 @@ MOST_RESOURCE_ENTRIES: Final = 1_024
 MOST_GATES: Final = 16
 """Scheduling gates that are kept. While there are more, none is removed: the pod cannot be scheduled."""
 
+_FEW_CLAIMS: Final = 4
+_FEW_RESOURCES: Final = 8
+_FEW_PORTS: Final = 8
 _WHAT: Final = "the pod"
 _LABELS: Final = frozenset({*READ_LABELS, PREEMPTIBLE_LABEL})
 _MOST_MONITORS: Final = 16
@@ -205,16 +208,32 @@ def least_of(pod: Pod, why: str) -> Pod:
     """
     wants = bool(pod.spec.resource_claims) or bool(extended_resources(pod))
     slim = trimmed_pod(msgspec.structs.replace(pod, left_out=pod.left_out or why))
-    return msgspec.structs.replace(
+    claims = slim.spec.resource_claims[:_FEW_CLAIMS]
+    named = {entry.name for entry in claims}
+    statuses = tuple(s for s in slim.status.resource_claim_statuses if s.name in named)[:_FEW_CLAIMS]
+    replace = msgspec.structs.replace
+    return replace(
         slim,
-        metadata=msgspec.structs.replace(
-            slim.metadata,
-            labels=only(slim.metadata.labels, _LABELS),
-            annotations=None,
+        metadata=replace(slim.metadata, labels=only(slim.metadata.labels, _LABELS), annotations=None),
+        spec=replace(
+            slim.spec,
+            affinity=None,
+            volumes=(),
+            resource_claims=claims,
+            containers=_few_needs(slim),
         ),
-        spec=msgspec.structs.replace(slim.spec, affinity=None, volumes=()),
+        status=replace(slim.status, resource_claim_statuses=statuses),
         left_out=(pod.left_out or why) if wants else "",
     )
+
+
+def _few_needs(pod: Pod) -> tuple[Container, ...]:
+    """Return what a pod takes of its node of the resources that matter to most; one without a node none."""
+    if not pod.spec.node_name:
+        return ()
+    needs = needs_of(pod)
+    amounts = sorted(needs.amounts, key=lambda each: ("/" in each[0], each))
+    return _one_container(tuple(sorted(amounts[:_FEW_RESOURCES])), needs.ports[:_FEW_PORTS])
 
 
 def _metadata(meta: ObjectMeta, *, whole: bool) -> ObjectMeta:
@@ -244,15 +263,21 @@ def _gates(gates: tuple[PodSchedulingGate, ...]) -> tuple[PodSchedulingGate, ...
 
 def _sum_of(pod: Pod) -> tuple[Container, ...]:
     """Return one container that takes of a node what the pod does (``needs_of``)."""
-    needs = needs_of(pod)
-    return _one_container(needs.amounts, needs.ports)
+    return _one_container(*needs_of(pod)[:2])
 
 
-@functools.lru_cache(maxsize=1_024)
 def _one_container(
     amounts: tuple[tuple[str, int], ...], ports: tuple[HostPort, ...]
 ) -> tuple[Container, ...]:
-    """Return the same container for pods that take the same."""
+    """Return the same container for pods that take the same, unless it is too large to be remembered."""
+    is_small = len(amounts) <= _FEW_RESOURCES and len(ports) <= _FEW_PORTS
+    return (_same_container if is_small else _same_container.__wrapped__)(amounts, ports)
+
+
+@functools.lru_cache(maxsize=1_024)
+def _same_container(
+    amounts: tuple[tuple[str, int], ...], ports: tuple[HostPort, ...]
+) -> tuple[Container, ...]:
     # ``amount`` counts CPU in 1e-3 cores, all else in whole numbers.
     requests = {
         name: Quantity(number * (1_000_000 if name == "cpu" else 1_000_000_000))

@@ -11,12 +11,15 @@ from fake_client import FakeClient
 
 from dra_driver.api import codec
 from dra_driver.api.core import PODS, Pod
+from dra_driver.api.meta import WireObject
+from dra_driver.api.names import CONTROLLER_TAINT
 from dra_driver.api.policy import PodDisruptionBudget
-from dra_driver.api.resource import ResourceClaim
+from dra_driver.api.resource import ResourceClaim, ResourceClaimTemplate
 from dra_driver.api.storage import PersistentVolumeClaim
 from dra_driver.kube import Handler, Informer
 from dra_driver.nodefit import needs_of
-from dra_driver.trimming import NamespaceAllowance, namespaces, trimmed_pod, unservable
+from dra_driver.resourceclaim import LAST_APPLIED
+from dra_driver.trimming import MOST_GATES, NamespaceAllowance, namespaces, trimmed_pod, unservable
 
 FREE, MOST = 2_000, 30_000
 
@@ -95,6 +98,91 @@ def test_all_kinds_count_together() -> None:
     assert "objects of namespace a" in again.left_out
     assert again.spec.devices.config == ()
     assert [r.name for r in again.spec.devices.requests or ()] == ["gpu"]
+
+
+NAME = "n" * 253
+SHORT = "s" * 60
+
+
+def _crowded_pod(i: int) -> dict[str, Any]:
+    entries = [{"name": f"{j:03}{SHORT}", "resourceClaimTemplateName": NAME} for j in range(5_000)]
+    asked = {f"{NAME}/{j:03}{SHORT}": "1" for j in range(1_000)}
+    ports = [{"hostPort": j, "hostIP": f"10.0.{j >> 8}.{j & 255}"} for j in range(1, 5_000)]
+    return {
+        "metadata": {"name": f"{i:03}{NAME[3:]}", "namespace": "a", "uid": f"u{i}"},
+        "spec": {
+            "nodeName": NAME if i % 2 else "",
+            "resourceClaims": entries,
+            "containers": [{"name": "c", "resources": {"requests": asked}, "ports": ports}],
+            "schedulingGates": [{"name": f"{j:03}{NAME}/{SHORT}"} for j in range(1_000)],
+            "volumes": [{"name": NAME, "persistentVolumeClaim": {"claimName": NAME}}] * 1_000,
+        },
+        "status": {
+            "resourceClaimStatuses": [{"name": e["name"], "resourceClaimName": NAME} for e in entries]
+        },
+    }
+
+
+def _crowded_claim(i: int) -> dict[str, Any]:
+    subs: list[dict[str, Any]] = [
+        {"name": f"{j}{SHORT}", "deviceClassName": NAME, "capacity": None} for j in range(8)
+    ]
+    requests: list[dict[str, Any]] = [{"name": f"{k:02}{SHORT}", "firstAvailable": subs} for k in range(32)]
+    asked = [{"name": r["name"], "exactly": {"capacity": {"requests": {"memory": "1"}}}} for r in requests]
+    applied = codec.encode({"spec": {"devices": {"requests": asked}}}).decode()
+    subs[0] = {**subs[0], "tolerations": [{"key": "k" * 300, "operator": "Exists"}] * 16}
+    requests.append({"name": "last", "exactly": {"deviceClassName": "gpu", "tolerations": [TOLERATED]}})
+    return {
+        "metadata": {
+            "name": f"{i:03}{NAME[3:]}",
+            "namespace": "a",
+            "uid": f"u{i}",
+            "annotations": {LAST_APPLIED: applied},
+        },
+        "spec": {"devices": {"requests": requests}},
+    }
+
+
+TOLERATED = {"key": CONTROLLER_TAINT, "operator": "Exists"}
+
+
+def test_of_objects_that_there_is_no_room_for_little_is_kept_whatever_they_name() -> None:
+    allowance = NamespaceAllowance(FREE, 0)
+    pods, claims, templates = allowance.of_pods(), allowance.of_claims(), allowance.of_templates()
+    for i in range(4):
+        kept_pod = pods.keep(codec.convert(Pod, _crowded_pod(i)))
+        claim = codec.convert(ResourceClaim, _crowded_claim(i))
+        kept_claim = claims.keep(claim)
+        spec = {"metadata": _crowded_claim(i)["metadata"], "spec": {"spec": _crowded_claim(i)["spec"]}}
+        kept_template = templates.keep(codec.convert(ResourceClaimTemplate, spec))
+        kept: tuple[WireObject, ...] = (kept_pod, kept_claim, kept_template)
+        assert [namespaces.weight_of(k) <= 2 * namespaces.FREE_WEIGHT for k in kept] == [True] * 3
+        assert len(kept_pod.spec.scheduling_gates) == MOST_GATES + 1, "gates are written as they are kept"
+        for spec_kept in (kept_claim.spec, kept_template.spec.spec):
+            first = (spec_kept.devices.requests or ())[0].exactly
+            assert first is not None
+            assert first.tolerations, "what kube-scheduler could give our devices is not overlooked"
+    assert allowance.totals == {}
+
+
+def test_of_a_pod_on_a_node_that_there_is_no_room_for_cpu_and_memory_are_counted() -> None:
+    asked = {f"example.com/{NAME[:40]}{i}": "1" for i in range(60)}
+    requests = {"cpu": "2", "memory": "1Gi", **asked}
+    given = pod("p", nodeName="n1", containers=[{"name": "c", "resources": {"requests": requests}}])
+    found = NamespaceAllowance(100, 0).of_pods().keep(given)
+    assert {"cpu", "memory"} <= dict(needs_of(found).amounts).keys()
+    assert len(needs_of(found).amounts) < 10
+
+
+def test_sums_of_pods_that_are_large_are_not_remembered() -> None:
+    ports = [{"hostPort": i} for i in range(1, 1_000)]
+
+    def kept(**more: Any) -> object:
+        return trimmed_pod(pod("p", containers=[{"name": "c", **more}])).spec.containers[0]
+
+    small = {"resources": {"requests": {"cpu": "3"}}}
+    assert kept(**small) is kept(**small)
+    assert kept(ports=ports) is not kept(ports=ports)
 
 
 def test_a_pod_without_claims_is_kept_without_what_is_large_and_takes_its_part_of_the_node() -> None:

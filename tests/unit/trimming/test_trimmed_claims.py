@@ -11,11 +11,10 @@ import pytest
 from dra_driver.api import codec
 from dra_driver.api.names import CONTROLLER_TAINT, GROUP_LABEL, POD_CLAIM_ANNOTATION, TOPOLOGY_ANNOTATION
 from dra_driver.api.policy import PodDisruptionBudget
-from dra_driver.api.resource import ResourceClaim, ResourceClaimTemplate
+from dra_driver.api.resource import RESOURCE_CLAIM_TEMPLATES, ResourceClaim, ResourceClaimTemplate
 from dra_driver.resourceclaim import LAST_APPLIED, dropped_from
 from dra_driver.structured import READ_ANNOTATIONS, READ_LABELS, GroupLabels, group_name
 from dra_driver.trimming import (
-    KEPT_CLAIM_TEMPLATES,
     allocation_only,
     budgets,
     claim_problem,
@@ -167,7 +166,8 @@ def test_only_the_devices_of_a_claim_are_kept_where_they_are_counted() -> None:
 
 def test_objects_are_made_smaller_as_they_are_decoded() -> None:
     data = b'{"metadata": {"name": "t", "annotations": {"a": "b"}}}'
-    assert codec.decode_kept(KEPT_CLAIM_TEMPLATES, data).metadata.annotations is None
+    kind = RESOURCE_CLAIM_TEMPLATES.keeping(trimmed_template)
+    assert codec.decode_kept(kind, data).metadata.annotations is None
 
 
 def test_labels_and_annotations_about_groups_are_all_known() -> None:
