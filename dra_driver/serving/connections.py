@@ -2,12 +2,14 @@
 
 A connection passes through stages. Each has a limit of time, and where there is no place for a new connection
 the one goes that has been in its stage for longest, of the peer that has most of them; never one of a peer
-that has fewer than the newcomer's. What is being worked on does not go, nor what has just come to its stage.
+that has fewer than the newcomer's. What is being worked on does not go, nor what has just come to its stage:
+such a connection goes once it is answered, or busy ones would keep their places for ever.
 """
 
 from __future__ import annotations
 
 import enum
+import itertools
 import socket
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
@@ -39,6 +41,8 @@ class Stage(enum.Enum):
 
 NO_PLACE: Final = "no place"
 """Reason for which a connection is closed: another one needed what it had."""
+# Peers with waiting connections that are looked at after each request.
+_WAITING_PEERS: Final = 16
 # Without buffers yet.
 _CHEAP: Final = (Stage.SILENT, Stage.READY)
 # Those that give way to a new connection when there is no place.
@@ -173,6 +177,15 @@ class Connections:
             self.end(victim, NO_PLACE)
         self.enter(connection, stage)
         return True
+
+    def is_wanted(self, connection: Connection) -> bool:
+        """Return whether a peer that has fewer open connections waits for a place."""
+        if self.count() - self.count(*_CHEAP) < self._limits.connections:
+            return False
+        most = self._open_of(connection.peer)
+        # Those whose turn comes next.
+        waiting = itertools.islice(self._stages[Stage.READY].by_peer, _WAITING_PEERS)
+        return any(self._open_of(peer) < most for peer in waiting)
 
     def remove(self, connection: Connection) -> None:
         """Forget a connection that has ended; nothing happens if it is forgotten already."""

@@ -88,10 +88,14 @@ class Port:
             if connection is None:
                 return _timed_out()
             connection.received = 0
-            arriving = request.body_exists and not request.content.is_eof()
-            self.connections.enter(connection, Stage.BODY if arriving else Stage.SERVED)
+            # One whose body is there may still wait for its turn to be read.
+            self.connections.enter(connection, Stage.BODY if request.body_exists else Stage.SERVED)
             try:
-                return await handler(request)
+                response = await handler(request)
+            except web.HTTPException as e:
+                if self.connections.is_wanted(connection):
+                    e.force_close()
+                raise
             except ConnectionError:
                 if self._of(request) is not None:
                     raise
@@ -99,6 +103,9 @@ class Port:
             finally:
                 if self._of(request) is connection:
                     self.connections.enter(connection, Stage.IDLE)
+            if self.connections.is_wanted(connection):
+                response.force_close()
+            return response
 
         return track
 

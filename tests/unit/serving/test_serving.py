@@ -54,7 +54,17 @@ def application(port: Port) -> web.Application:
     async def large(_: web.Request) -> web.Response:
         return web.Response(body=b"x" * (32 << 20))
 
+    async def slow(_: web.Request) -> web.Response:
+        await asyncio.sleep(0.02)
+        return web.Response(text="ok\n")
+
+    async def in_turn(request: web.Request) -> web.Response:
+        await asyncio.sleep(30)
+        return web.Response(text=f"{len(await port.body(request))}\n")
+
     app = web.Application(middlewares=[port.middleware])
+    app.router.add_get("/slow", slow)
+    app.router.add_post("/in-turn", in_turn)
     app.router.add_post("/validate", post)
     app.router.add_get("/", get)
     app.router.add_get("/large", large)
@@ -148,6 +158,67 @@ def test_a_crowd_that_stops_half_way_keeps_nobody_out(begin: Begin) -> None:
                 assert port.connections.closed[NO_PLACE] >= 60 - LONG.connections - 3
             # And at the end nobody is waited for.
             await until(lambda: crowd.closed() == len(crowd.sockets))
+
+    run(scenario)
+
+
+async def keep_asking(port: Port, host: str, requests: bytes) -> None:
+    """Send requests without a pause, on one connection after the other."""
+    while True:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            reader, writer = await asyncio.open_connection(*port.address, local_addr=(host, 0))
+            try:
+                while True:
+                    writer.write(requests)
+                    for _ in range(requests.count(b"HTTP/1.1")):
+                        await reader.readuntil(b"\r\n\r\n")
+            finally:
+                writer.transport.abort()
+        await asyncio.sleep(0.01)
+
+
+HOST = b" HTTP/1.1\r\nHost: x\r\n"
+CHUNKED = b"POST /in-turn" + HOST + b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [
+        pytest.param(b"GET /" + HOST + b"\r\n", id="one after the other"),
+        pytest.param((b"GET /" + HOST + b"\r\n") * 50, id="many at once"),
+        pytest.param(b"GET /nothing" + HOST + b"\r\n", id="for what there is not"),
+        pytest.param((b"GET /slow" + HOST + b"\r\n") * 500, id="that are waited for"),
+        pytest.param(CHUNKED, id="whose bodies wait for their turn"),
+    ],
+)
+def test_connections_that_are_always_busy_keep_nobody_out(requests: bytes) -> None:
+    async def scenario() -> None:
+        async with served(LONG, tls=False) as port:
+            crowd = [
+                asyncio.create_task(keep_asking(port, f"127.0.0.{2 + i % 2}", requests)) for i in range(24)
+            ]
+            await until(lambda: port.connections.count() >= LONG.connections)
+            for _ in range(3):
+                async with asyncio.timeout(5):
+                    assert b"200 OK" in await ask(port, tls=False)
+            for each in crowd:
+                each.cancel()
+            await asyncio.wait(crowd)
+
+    run(scenario)
+
+
+def test_a_connection_is_kept_after_its_answer_while_nobody_waits() -> None:
+    async def scenario() -> None:
+        async with served(LONG, tls=False) as port:
+            connections = [await asyncio.open_connection(*port.address) for _ in range(LONG.connections)]
+            for _ in range(3):
+                for reader, writer in connections:
+                    writer.write(b"GET /" + HOST + b"\r\n")
+                    assert b"Connection: close" not in await reader.readuntil(b"ok\n")
+            assert port.connections.count() == LONG.connections
+            for _, writer in connections:
+                await leave(writer)
 
     run(scenario)
 
