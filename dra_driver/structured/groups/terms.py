@@ -186,8 +186,7 @@ def _read(
         text = values.get(key)
         if text is None:
             return None
-        digits = len(text) <= _LONGEST_NUMBER and text.isascii() and text.isdigit()
-        if not (digits and 1 <= int(text) <= most):
+        if not _is_number(text, most):
             key = said_by.get(key, key)
             message = f"{key} is {text[:_LONGEST_SHOWN]!r}, expected 1 to {most}"
             findings.append(GroupFinding(key, message))
@@ -225,6 +224,11 @@ def _read(
     return GroupTerms(size, size if least is None else least, levels, release, key), []
 
 
+def _is_number(text: str, most: int) -> bool:
+    digits = len(text) <= _LONGEST_NUMBER and text.isascii() and text.isdigit()
+    return digits and 1 <= int(text) <= most
+
+
 def levels_of(text: str) -> tuple[Level, ...] | str:
     """Return the levels that the annotation for topology names, or what is wrong with it."""
     levels: list[Level] = []
@@ -244,7 +248,7 @@ def levels_of(text: str) -> tuple[Level, ...] | str:
 
 def _level(item: str) -> Level | str:
     text, star, count = item.partition("*")
-    if star and not (count.isascii() and count.isdigit() and 1 <= int(count) <= LARGEST_GROUP):
+    if star and not _is_number(count, LARGEST_GROUP):
         shown = item[:_LONGEST_SHOWN]
         return f"{shown!r} has the count {count[:_LONGEST_SHOWN]!r}, expected 1 to {LARGEST_GROUP}"
     kind, _, name = text.rpartition(":")

@@ -70,6 +70,12 @@ def test_the_last_level_may_have_a_count(text: str, level: Level) -> None:
         ({}, {GROUP_DOMAIN_ANNOTATION: "rack*"}, f"annotations[{GROUP_DOMAIN_ANNOTATION}]", "the count ''"),
         (
             {},
+            {GROUP_DOMAIN_ANNOTATION: "rack*" + "1" * 5_000},
+            f"annotations[{GROUP_DOMAIN_ANNOTATION}]",
+            "expected 1 to 1024",
+        ),
+        (
+            {},
             {GROUP_DOMAIN_ANNOTATION: "zone*2,rack"},
             f"annotations[{GROUP_DOMAIN_ANNOTATION}]",
             "behind the last level only",
