@@ -3,7 +3,8 @@
 The cgroup of a process tells its pod; reading it needs no rights. Open files and mounts of others need
 ``CAP_SYS_PTRACE``, and are read of processes of pods only. Where the agent sees no pod but its own, it may be
 in a process namespace of its own: then nothing can be said. The work is bounded in time, and done when claims
-are about to be freed.
+are about to be freed. Mounted with ``hidepid`` (proc(5)), procfs hides processes from those without rights,
+and the first process of the machine as well: then nothing can be said either.
 """
 
 from __future__ import annotations
@@ -65,6 +66,8 @@ class Processes:
         pods: dict[Uid, list[NodeProcess]] = {}
         users: dict[str, list[NodeProcess]] = {}
         complete = True
+        if not self._shows_all():
+            return None
         for folder in self._folders():
             if self._monotonic() > end:
                 log.warning("the node's processes were not looked at in time", seconds=self._budget)
@@ -96,6 +99,15 @@ class Processes:
         return ProcessView(
             {uid: tuple(p) for uid, p in pods.items()}, {n: tuple(p) for n, p in users.items()}, complete
         )
+
+    def _shows_all(self) -> bool:
+        """Return whether procfs hides no process from us: it would hide the first one, which is root's."""
+        try:
+            _read(self._procfs / "1/cgroup")
+        except OSError as e:
+            log.warning("processes are hidden (hidepid)", procfs=str(self._procfs), error=str(e))
+            return False
+        return True
 
     def _own_pod(self) -> str:
         """Return the UID of the agent's own pod, whose libraries have devices open; empty if unknown."""

@@ -39,6 +39,19 @@ def test_a_process_namespace_of_its_own_shows_nothing(tmp_path: Path) -> None:
     assert Processes(tmp_path / "none").look({GPU}, []) is None
 
 
+@pytest.mark.parametrize("shows_folder", [True, False])
+def test_where_processes_are_hidden_those_that_are_shown_prove_nothing(
+    tmp_path: Path, shows_folder: bool
+) -> None:
+    """As with hidepid=1 and 2: the pod that has the GPU open is not seen, another one is."""
+    process(tmp_path, 30, pod=OTHER)
+    if shows_folder:
+        # What root of a test may read all the same: a folder where the file should be gives another error.
+        for hidden in (1, 20):
+            (tmp_path / str(hidden) / "cgroup").mkdir(parents=True)
+    assert Processes(tmp_path).look({GPU}, []) is None
+
+
 def test_the_agents_own_pod_does_not_count(tmp_path: Path) -> None:
     process(tmp_path, 1)
     process(tmp_path, 20, pod=POD, files=[GPU])
