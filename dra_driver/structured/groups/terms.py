@@ -232,13 +232,15 @@ def _is_number(text: str, most: int) -> bool:
 def levels_of(text: str) -> tuple[Level, ...] | str:
     """Return the levels that the annotation for topology names, or what is wrong with it."""
     levels: list[Level] = []
+    # First of all: an annotation has room for 130,000.
+    number = text.count(",") + 1
+    if number > _MOST_LEVELS:
+        return f"{number} levels are named, expected {_MOST_LEVELS} at most"
     for item in text.split(",") if text.strip() else ():
         level = _level(item.strip())
         if isinstance(level, str):
             return level
         levels.append(level)
-    if len(levels) > _MOST_LEVELS:
-        return f"{len(levels)} levels are named, expected {_MOST_LEVELS} at most"
     if sum(bool(level.attribute) for level in levels) > _MOST_ATTRIBUTES:
         return f"more than {_MOST_ATTRIBUTES} attribute of devices is named"
     if any(level.count for level in levels[:-1]):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from dra_driver.api.names import (
@@ -101,3 +103,25 @@ def test_members_must_agree() -> None:
     text = group_terms([({**labels, GROUP_MIN_LABEL: "2"}, {}), ({**labels, GROUP_MIN_LABEL: "3"}, {})])
     assert text == f"its members name several {GROUP_MIN_LABEL}: 2, 3"
     assert group_terms([({}, {})]) == f"its members need one {GROUP_SIZE_LABEL}; they say nothing"
+
+
+def test_an_annotation_full_of_levels_is_not_read_to_its_end() -> None:
+    """A pod has room for 130,000, and the process that reviews is at work on one review at a time."""
+
+    def calls(levels: int) -> int:
+        text = ",".join(["rack"] * levels)
+        counted = 0
+
+        def count(*_: object) -> None:
+            nonlocal counted
+            counted += 1
+
+        sys.setprofile(count)
+        try:
+            findings = group_findings({}, {GROUP_DOMAIN_ANNOTATION: text})
+        finally:
+            sys.setprofile(None)
+        assert f"{levels} levels are named, expected 4 at most" in findings[0].message
+        return counted
+
+    assert calls(100_000) == calls(5)
