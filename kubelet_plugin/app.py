@@ -231,8 +231,7 @@ class Plugin:
             ),
             passthrough=settings.passthrough_policy,
             complete=self._table.complete.is_set,
-            in_use=self._use.of_reallocated,
-            use=self._use,
+            in_use=self._use,
             report=self.notices.report,
         )
 

@@ -39,7 +39,7 @@ from kubelet_plugin.claims.effects import Effects
 from kubelet_plugin.claims.host_files import EverythingThere, Host
 from kubelet_plugin.claims.metadata_directory import Metadata, NoMetadata
 from kubelet_plugin.claims.planning import ClaimReference, Planner, Timing
-from kubelet_plugin.claims.reallocation import Given, InUse, is_reallocated, nothing_is_used
+from kubelet_plugin.claims.reallocation import Given, InUse, NothingInUse, is_reallocated
 from kubelet_plugin.claims.recovery import Recovery
 from kubelet_plugin.claims.reservations import (
     NO_CHECKPOINT,
@@ -52,7 +52,6 @@ from kubelet_plugin.claims.upkeep import Upkeep
 from kubelet_plugin.extensions.effects import BackendEffects
 from kubelet_plugin.gpu.hardware import Hardware
 from kubelet_plugin.gpu.no_hardware import NoHardware
-from kubelet_plugin.usage.claim_use import ClaimUse
 
 __all__ = ["Preparer"]
 
@@ -81,9 +80,7 @@ class Preparer:
         passthrough: whose claims may have devices as bare PCI functions; defaults to those whose DeviceClass
             asks for it.
         complete: whether ``devices`` is all there is, so that what is not in it is not on the node.
-        in_use: asks whether containers may still use what a claim was given before it was allocated anew;
-            defaults to none doing so.
-        use: what keeps claims prepared that containers may use; defaults to nothing.
+        in_use: whether containers may still use what claims were given; defaults to none doing so.
         report: called with the kind (see ``notices``) and the text of what is found.
     """
 
@@ -106,15 +103,13 @@ class Preparer:
         backends: BackendEffects | None = None,
         passthrough: PassthroughPolicy | None = None,
         complete: Callable[[], bool] = lambda: True,
-        in_use: InUse = nothing_is_used,
-        use: ClaimUse | None = None,
+        in_use: InUse | None = None,
         report: Callable[[str, str], None] = lambda *_: None,
     ) -> None:
         self._driver = driver
-        self._use = use
         self._specs = specs
         self.intact = True
-        self._in_use = in_use
+        self._in_use: InUse = in_use or NothingInUse()
         self._devices = devices
         self._hardware: Hardware = hardware or NoHardware()
         self._timing = timing or Timing()
@@ -326,8 +321,7 @@ class Preparer:
         deadline = self._now() + self._timing.budget
         async with self._reservations.claim(uid, deadline) as locked:
             if (devices := await self._answer_again(locked, reference, deadline)) is not None:
-                if self._use is not None:
-                    self._use.release(uid)  # a pod has it again
+                self._in_use.release(uid)  # a pod has it again
                 return devices
             # Outside of a transaction: the API server is waited for, and another instance may act meanwhile.
             planned = await self._planner.plan(reference, uid, deadline)
@@ -353,22 +347,19 @@ class Preparer:
                     # It could not be ended at the start. What it had is to be undone as after a reboot.
                     await self._upkeep.end(claim, claim.record)
                 await self._give_back(claim, claim.record, Event.UNPREPARE)
-        if self._use is not None:
-            self._use.unprepared(uid)
+        self._in_use.unprepared(uid)
 
     # --- inside ---------------------------------------------------------------------------------------------
 
     async def _check_use(self, locked: LockedClaim, deadline: float) -> None:
         """Refuse to unprepare a claim that containers may use; of what was never finished there are none."""
-        if self._use is None:
-            return
         # The node is looked at outside of a transaction: that takes its time, and other claims go on.
         async with locked.transaction(deadline) as claim:
             record = claim.record
         if record is None or record.standing is not ClaimState.COMPLETED:
             return
         if not self._reservations.is_outdated(record):
-            await self._use.check_unprepare(record)
+            await self._in_use.check_unprepare(record)
 
     async def _answer_again(
         self, locked: LockedClaim, reference: ClaimReference, deadline: float

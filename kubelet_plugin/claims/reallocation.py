@@ -2,25 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 import structlog
 
+from dra_driver.api.meta import Uid
 from dra_driver.errors import PrepareError
 from dra_driver.preparation import GivenDevice, PreparedClaim, Use, Verdict, devices_of_record
 
-__all__ = ["Given", "InUse", "is_reallocated", "nothing_is_used"]
+__all__ = ["Given", "InUse", "NothingInUse", "is_reallocated"]
 
 # What a claim is allocated to now; None where that is not known.
 Given = frozenset[GivenDevice] | None
-InUse = Callable[[PreparedClaim], Awaitable[Verdict]]
 
 log = structlog.get_logger(__name__)
 
 
-async def nothing_is_used(record: PreparedClaim) -> Verdict:
-    """Return that no container uses the devices of a claim."""
-    return Verdict(Use.FREE)
+class InUse(Protocol):
+    """Whether containers may still use the devices of claims (``kubelet_plugin.usage``)."""
+
+    async def of_reallocated(self, record: PreparedClaim) -> Verdict:
+        """Return whether they may use what a claim was given before it was allocated anew."""
+        ...
+
+    async def check_unprepare(self, record: PreparedClaim) -> None:
+        """Refuse to unprepare a claim while they may use its devices.
+
+        Raises:
+            PrepareError: they may.
+        """
+        ...
+
+    def release(self, uid: Uid) -> None:
+        """Note that a pod has the claim again."""
+        ...
+
+    def unprepared(self, uid: Uid) -> None:
+        """Note that the claim has released its devices."""
+        ...
+
+
+class NothingInUse:
+    """Implements ``InUse`` where no container uses any device."""
+
+    async def of_reallocated(self, record: PreparedClaim) -> Verdict:
+        """Return that none does."""
+        return Verdict(Use.FREE)
+
+    async def check_unprepare(self, record: PreparedClaim) -> None:
+        """Do nothing."""
+
+    def release(self, uid: Uid) -> None:
+        """Do nothing."""
+
+    def unprepared(self, uid: Uid) -> None:
+        """Do nothing."""
 
 
 async def is_reallocated(record: PreparedClaim, given: Given, in_use: InUse) -> bool:
@@ -37,7 +73,7 @@ async def is_reallocated(record: PreparedClaim, given: Given, in_use: InUse) -> 
     before = devices_of_record(record)
     if given is None or given == before:
         return False
-    verdict = await in_use(record)
+    verdict = await in_use.of_reallocated(record)
     had, has = (", ".join(map(str, sorted(devices))) or "no device" for devices in (before, given))
     if verdict.use is not Use.FREE:
         raise PrepareError(

@@ -21,6 +21,7 @@ from dra_driver.errors import PrepareError
 from dra_driver.preparation import NodeDevice, PreparedClaim, Use, Verdict
 from kubelet_plugin.claims.planning import ClaimReference, Timing
 from kubelet_plugin.claims.preparer import Preparer
+from kubelet_plugin.claims.reallocation import NothingInUse
 from kubelet_plugin.claims.reservations import DeviceReservations
 
 UID = "00000000-0000-4000-8000-000000000001"
@@ -182,10 +183,17 @@ NODE_DEVICES = {
 }
 
 
-def preparer(disk: Disk, kube: FakeClient, use: Use = Use.FREE) -> Preparer:
-    async def in_use(record: PreparedClaim) -> Verdict:
-        return Verdict(use, "nothing can be seen")
+class Seen(NothingInUse):
+    """What the node says of devices that were given before."""
 
+    def __init__(self, use: Use) -> None:
+        self._use = use
+
+    async def of_reallocated(self, record: PreparedClaim) -> Verdict:
+        return Verdict(self._use, "nothing can be seen")
+
+
+def preparer(disk: Disk, kube: FakeClient, use: Use = Use.FREE) -> Preparer:
     return Preparer(
         driver=DRIVER,
         pool=PoolName(NODE),
@@ -194,7 +202,7 @@ def preparer(disk: Disk, kube: FakeClient, use: Use = Use.FREE) -> Preparer:
         specs=DiskSpecs(disk),
         devices=lambda: NODE_DEVICES,
         timing=Timing(budget=5.0, patience=0.0),
-        in_use=in_use,
+        in_use=Seen(use),
     )
 
 
