@@ -16,6 +16,7 @@ from dra_driver.preparation import NodeDevice
 from kubelet_plugin.claims.locks import NodeLock
 from kubelet_plugin.claims.planning import ClaimReference, Timing
 from kubelet_plugin.claims.preparer import Preparer
+from kubelet_plugin.claims.reallocation import InUse
 from kubelet_plugin.claims.reservations import DeviceReservations
 from kubelet_plugin.extensions.effects import BackendEffects
 from kubelet_plugin.gpu.hardware import Hardware
@@ -23,6 +24,7 @@ from kubelet_plugin.gpu.hardware import Hardware
 __all__ = ["VERSION", "Npu", "NpuConfig", "given", "node", "run"]
 
 VERSION = "acme.example/v1"
+IMPATIENT = Timing(budget=2.0, patience=0.2)
 
 
 class NpuConfig(sdk.Parameters, frozen=True):
@@ -82,6 +84,8 @@ def node(
     node_lock: NodeLock | None = None,
     changed: Mapping[str, NodeDevice] | None = None,
     hardware: Hardware | None = None,
+    timing: Timing = IMPATIENT,
+    in_use: InUse | None = None,
 ) -> Preparer:
     """A preparer with two devices of each backend, and one that no backend prepares.
 
@@ -102,8 +106,9 @@ def node(
         devices=lambda: {**devices, **(changed or {})} if looked() else {},
         complete=looked,
         hardware=hardware,
-        timing=Timing(budget=2.0, patience=0.2),
+        timing=timing,
         backends=effects or BackendEffects(list(backends), seconds=seconds),
+        in_use=in_use,
     )
 
 
