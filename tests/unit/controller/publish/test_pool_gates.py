@@ -58,10 +58,12 @@ async def following(cluster: FakeClient, told: list[tuple[str, bool]]) -> AsyncI
     )
     tasks = [asyncio.create_task(informer.run()) for informer in (inventories, slices)]
     await asyncio.sleep(1)
-    yield gates
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks)
+    try:
+        yield gates
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 def inventory(allocator: str) -> dict[str, Any]:

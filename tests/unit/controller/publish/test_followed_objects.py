@@ -1,0 +1,320 @@
+"""What the publisher's helpers keep of claims, templates, classes and inventories, and when they report."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import builders
+import pytest
+import virtual_time
+from builders import DRIVER
+from fake_client import FakeClient
+from tolerations import TAINT
+
+from controller.allocate.answers.journal import Journal
+from controller.allocate.signal import Signal
+from controller.allocate.state.assume_cache import AssumeCache
+from controller.publish.dropped import DroppedCapacity
+from controller.publish.extended_resources import ExtendedResources
+from controller.publish.known_claims import KnownClaims
+from controller.publish.same_uuids import SameUuids
+from controller.publish.tolerators import Tolerators
+from dra_driver.api import codec
+from dra_driver.api.core import EVENTS, Node
+from dra_driver.api.meta import DriverName, PoolName
+from dra_driver.api.own.inventory import DeviceInventory
+from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
+from dra_driver.kube import EventRecorder, Informer, SystemClock
+from dra_driver.ownership import PoolID
+from dra_driver.resourceclaim import LAST_APPLIED
+
+NS = builders.NAMESPACE
+
+
+class World:
+    """Informers that follow a cluster, and Events that are written there."""
+
+    def __init__(self, cluster: FakeClient) -> None:
+        self.cluster = cluster
+        self.claims = Informer(cluster, RESOURCE_CLAIMS)
+        self.templates = Informer(cluster, RESOURCE_CLAIM_TEMPLATES)
+        self.classes = Informer(cluster, DEVICE_CLASSES)
+        self.recorder = EventRecorder(cluster, "test", SystemClock())
+
+    def events(self) -> list[tuple[str, str, str]]:
+        found = [(e.reason, e.involved_object.kind, e.involved_object.name) for e in self.cluster.all(EVENTS)]
+        return sorted(found)
+
+
+@contextlib.asynccontextmanager
+async def running(world: World) -> AsyncIterator[None]:
+    parts = (world.claims, world.templates, world.classes, world.recorder)
+    tasks = [asyncio.create_task(part.run()) for part in parts]
+    try:
+        await asyncio.sleep(1)
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+# --- claims and templates that tolerate the taint -----------------------------------------------------------
+
+
+def template(name: str, spec: dict[str, Any], **meta: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name, "namespace": NS, **meta}, "spec": {"spec": spec}}
+
+
+def test_claims_and_templates_that_tolerate_the_taint_have_an_event_each_until_they_are_gone() -> None:
+    cluster, told = FakeClient(), list[int]()
+    world = World(cluster)
+    tolerators = Tolerators(
+        [DriverName(DRIVER)],
+        world.claims,
+        world.classes,
+        lambda: told.append(tolerators.count()),
+        world.templates,
+        world.recorder,
+    )
+    asked = builders.request("r", tolerations=[{"key": TAINT.key, "operator": "Exists"}])
+    cluster.put(RESOURCE_CLAIMS, builders.claim("c", asked))
+    cluster.put(RESOURCE_CLAIM_TEMPLATES, template("t", {"devices": {"requests": [asked]}}))
+    cluster.put(RESOURCE_CLAIMS, builders.claim("plain"))
+
+    async def scenario() -> None:
+        async with running(world):
+            # Without its class nothing is allocated.
+            assert (tolerators.count(), tolerators.refusal(), world.events()) == (0, "", [])
+            cluster.put(DEVICE_CLASSES, builders.device_class("gpu", f'device.driver == "{DRIVER}"'))
+            await asyncio.sleep(1)
+            both = [("ToleratesControllerTaint", "ResourceClaim", "c")]
+            both.append(("ToleratesControllerTaint", "ResourceClaimTemplate", "t"))
+            assert world.events() == both
+            assert TAINT.key in tolerators.refusal()
+            # The class is written again as it is.
+            cluster.edit(DEVICE_CLASSES, "gpu", {"metadata": {"labels": {"a": "b"}}})
+            cluster.remove(RESOURCE_CLAIMS, "c", NS)
+            await asyncio.sleep(1)
+            assert tolerators.found() == (f"template {NS}/t",)
+            cluster.remove(RESOURCE_CLAIM_TEMPLATES, "t", NS)
+            await asyncio.sleep(1)
+            assert tolerators.refusal() == ""
+            cluster.remove(DEVICE_CLASSES, "gpu")
+            await asyncio.sleep(1)
+            assert told == [2, 0]
+            assert not tolerators._suspects
+
+    virtual_time.run(scenario())
+
+
+def test_a_class_that_is_gone_lets_nothing_be_allocated() -> None:
+    cluster = FakeClient()
+    world = World(cluster)
+    tolerators = Tolerators([DriverName(DRIVER)], world.claims, world.classes, lambda: None)
+    asked = builders.request("r", tolerations=[{"operator": "Exists"}])
+    cluster.put(DEVICE_CLASSES, builders.device_class("gpu", f'device.driver == "{DRIVER}"'))
+    cluster.put(RESOURCE_CLAIMS, builders.claim("c", asked))
+
+    async def scenario() -> None:
+        async with running(world):
+            assert tolerators.count() == 1
+            cluster.remove(DEVICE_CLASSES, "gpu")
+            await asyncio.sleep(1)
+            assert tolerators.count() == 0
+
+    virtual_time.run(scenario())
+
+
+# --- capacity that the API server has dropped ---------------------------------------------------------------
+
+
+def dropped(name: str, kind: str, *, capacity: bool = True) -> dict[str, Any]:
+    """A claim or a template from which capacity was dropped, or one that never asked for any."""
+    spec = {"devices": {"requests": [builders.request("r")]}}
+    request = builders.request("r", memory="1Gi") if capacity else builders.request("r")
+    asked = {"devices": {"requests": [request]}}
+    of_template = kind == "ResourceClaimTemplate"
+    note = json.dumps({"spec": {"spec": asked} if of_template else asked})
+    made = template(name, spec) if of_template else {**builders.claim(name), "spec": spec}
+    made["metadata"]["annotations"] = {LAST_APPLIED: note}
+    return made
+
+
+@pytest.mark.parametrize("resource", [RESOURCE_CLAIMS, RESOURCE_CLAIM_TEMPLATES], ids=lambda r: r.kind)
+def test_dropped_capacity_is_reported_once_for_as_long_as_it_is_so(resource: Any) -> None:
+    cluster = FakeClient()
+    world = World(cluster)
+    found = DroppedCapacity(world.claims, world.templates, world.recorder)
+    for name in ("a", "b"):
+        cluster.put(resource, dropped(name, resource.kind))
+
+    def events() -> int:
+        assert {(reason, kind) for reason, kind, _ in world.events()} <= {("CapacityDropped", resource.kind)}
+        return len(cluster.all(EVENTS)) + sum(e.count - 1 for e in cluster.all(EVENTS))
+
+    async def change(body: dict[str, Any]) -> tuple[int, int]:
+        cluster.put(resource, body)
+        await asyncio.sleep(1)
+        return found.count(), events()
+
+    async def scenario() -> None:
+        async with running(world):
+            assert (found.count(), events()) == (2, 2)
+            # It is so still, in other words.
+            more = dropped("a", resource.kind)
+            more["metadata"]["annotations"][LAST_APPLIED] += " "
+            assert await change(more) == (2, 2)
+            # It was applied anew without capacity, and with it.
+            assert await change(dropped("a", resource.kind, capacity=False)) == (1, 2)
+            assert (await change(more))[0] == 2
+            cluster.remove(resource, "a", NS)
+            await asyncio.sleep(1)
+            assert found.count() == 1
+
+    virtual_time.run(scenario())
+
+
+# --- what of the API server is known ------------------------------------------------------------------------
+
+
+def allocated(name: str, pool: str, **more: Any) -> dict[str, Any]:
+    return {
+        **builders.claim(name, uid=f"uid-{name}"),
+        "status": builders.allocation(builders.result(pool, "gpu-0", **more)),
+    }
+
+
+def test_a_pool_waits_for_its_own_claims_alone() -> None:
+    cluster = FakeClient()
+    claims = Informer(cluster, RESOURCE_CLAIMS)
+    known = KnownClaims(cluster, AssumeCache(claims, Journal(), Signal()))
+    n1, n2 = (PoolID(DriverName(DRIVER), PoolName(name)) for name in ("n1", "n2"))
+
+    async def scenario() -> None:
+        assert await known.are_known(n1)
+        cluster.put(RESOURCE_CLAIMS, builders.claim("free"))
+        assert await known.are_known()
+        cluster.put(RESOURCE_CLAIMS, allocated("c", "n1"))
+        assert (await known.are_known(n1), await known.are_known(n2)) == (False, True)
+        assert not await known.are_known()
+        assert await KnownClaims(cluster, None).are_known(n1)
+        task = asyncio.create_task(claims.run())
+        await claims.synced.wait()
+        assert await known.are_known(n1)
+        assert await known.are_known()
+        task.cancel()
+        await asyncio.wait({task})
+
+    virtual_time.run(scenario())
+
+
+# --- classes that serve extended resources ------------------------------------------------------------------
+
+
+def serving(resource: str | None, name: str = "gpu") -> dict[str, Any]:
+    more = {"extendedResourceName": resource} if resource else {}
+    return builders.device_class(name, f'device.driver == "{DRIVER}"', **more)
+
+
+def counting(**capacity: str) -> Node:
+    """A Node; ``of_ours`` and ``of_theirs`` are names that only classes can make matter."""
+    names = {"cpu": "cpu", "nvidia": "nvidia.com/gpu", "of_ours": "example.com/gpu", "of_theirs": "x.com/y"}
+    found = {names[name]: amount for name, amount in capacity.items()}
+    node: Node = codec.convert(Node, {**builders.node("n1"), "status": {"capacity": found}})
+    return node
+
+
+def test_a_node_is_looked_at_for_resources_that_classes_serve() -> None:
+    cluster, told = FakeClient(), list[int]()
+    world = World(cluster)
+    found = ExtendedResources(world.classes, lambda: told.append(len(found.classes)))
+
+    async def change(body: dict[str, Any]) -> list[int]:
+        cluster.put(DEVICE_CLASSES, body)
+        await asyncio.sleep(1)
+        return told
+
+    async def scenario() -> None:
+        async with running(world):
+            assert await change(serving(None, "plain")) == []
+            bare, ours = counting(cpu="8"), counting(cpu="8", of_ours="1")
+            assert found.concerns(bare, counting(cpu="8", nvidia="1"))
+            assert not found.concerns(bare, counting(cpu="9"))
+            assert not found.concerns(bare, ours)
+            assert await change(serving("example.com/gpu")) == [1]
+            assert found.concerns(bare, ours)
+            assert found.concerns(ours, counting(cpu="8", of_ours="2"))
+            assert not found.concerns(ours, counting(cpu="9", of_ours="1"))
+            assert not found.concerns(ours, counting(cpu="8", of_ours="1", of_theirs="1"))
+            # Written again as it is, then with another name, then with none.
+            again = serving("example.com/gpu")
+            again["metadata"]["labels"] = {"a": "b"}
+            assert await change(again) == [1]
+            assert await change(serving("x.com/y")) == [1, 1]
+            assert not found.concerns(bare, ours)
+            assert await change(serving(None)) == [1, 1, 0]
+            assert await change(serving("example.com/gpu")) == [1, 1, 0, 1]
+            cluster.remove(DEVICE_CLASSES, "plain")
+            cluster.remove(DEVICE_CLASSES, "gpu")
+            await asyncio.sleep(1)
+            assert told == [1, 1, 0, 1, 0]
+            assert not found.concerns(bare, ours)
+
+    virtual_time.run(scenario())
+
+
+# --- one UUID on several nodes ------------------------------------------------------------------------------
+
+
+def described(name: str, **uuids: str) -> DeviceInventory:
+    devices = [builders.device(device, attributes={"uuid": uuid}) for device, uuid in uuids.items()]
+    devices.append(builders.device("bare", attributes={"type": "gpu"}))
+    found: DeviceInventory = codec.convert(DeviceInventory, builders.inventory(name, *devices))
+    return found
+
+
+def names(*nodes: str) -> frozenset[str]:
+    return frozenset(f"{node}.{DRIVER}" for node in nodes)
+
+
+def test_what_is_doubtful_is_named_in_order_and_the_rest_is_counted() -> None:
+    index = SameUuids()
+    index.put(described("n1", a="1", b="2", c="3", d="4", own="0"))
+    index.put(described("n3", a="1", d="4"))
+    index.put(described("n2", d="4", c="3", a="1"))
+    index.put(described("n2", d="4", c="3", a="1", b="2"))
+    (text,) = index.doubts(f"n1.{DRIVER}")
+    assert text.endswith(
+        f"a (also in n2.{DRIVER}), b (also in n2.{DRIVER}), c (also in n2.{DRIVER}) and 1 more"
+    )
+    index.remove(f"n2.{DRIVER}")
+    (text,) = index.doubts(f"n1.{DRIVER}")
+    assert text.endswith(f": a (also in n3.{DRIVER}), d (also in n3.{DRIVER})")
+    assert index.doubts(f"n2.{DRIVER}") == ()
+
+
+def test_one_uuid_of_very_many_nodes_has_some_of_them_looked_at() -> None:
+    index = SameUuids()
+    for i in range(70):
+        index.put(described(f"n{i:02}", a="1"))
+    assert index.put(described("z", a="1")) == names(*(f"n{i:02}" for i in range(64)))
+    assert index.put(described("z")) == names(*(f"n{i:02}" for i in range(64)))
+
+
+def test_two_devices_of_one_node_with_one_uuid_are_no_matter_of_two_nodes() -> None:
+    index = SameUuids()
+    assert index.put(described("n1", a="1", b="1")) == frozenset()
+    assert index.doubts(f"n1.{DRIVER}") == ()
+
+
+def test_the_same_uuid_of_another_driver_is_another_device() -> None:
+    index = SameUuids()
+    index.put(described("n1", a="1"))
+    other = builders.inventory("n1", builders.device("a", attributes={"uuid": "1"}), driver="nic.example")
+    assert index.put(codec.convert(DeviceInventory, other)) == frozenset()
+    assert index.doubts("n1.nic.example") == ()
