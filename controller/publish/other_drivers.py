@@ -140,8 +140,8 @@ class OtherDrivers:
 
     def _has_unknown(self, pool: PoolID) -> bool:
         """Return whether claims have devices of the pool that no slice describes."""
-        held = frozenset(self._held(pool))
-        return bool(held) and not held <= {d.name for s in self._slices_of(pool) for d in s.spec.devices}
+        described = {d.name for s in self._slices_of(pool) for d in s.spec.devices}
+        return not described.issuperset(self._held(pool))
 
     # --- slices ---------------------------------------------------------------------------------------------
 

@@ -153,6 +153,8 @@ def test_slices_for_several_nodes_count_where_they_select_the_node() -> None:
         assert world.offers(A, node=labelled("b")) == {}
         assert world.offers(A) == {}
         assert await world.put("more", *at(A), node="", nodeSelector=zone("b")) == [(EVERYWHERE, "")]
+        for name in ("a", "b"):
+            assert set(world.offers(A, node=labelled(name))) == {"gpu-0"}
         assert await world.remove("wide") == [(EVERYWHERE, "")]
         assert world.offers(A, node=labelled("a")) == {}
         assert set(world.offers(A, node=labelled("b"))) == {"gpu-0"}
