@@ -107,6 +107,6 @@ def _says_the_same(old: _T, new: _T) -> bool:
     """Return whether ``dropped_from`` has the same answer; reading what was applied costs more than this."""
 
     def said(item: _T) -> tuple[object, ...]:
-        return item.metadata.uid, (item.metadata.annotations or {}).get(LAST_APPLIED), item.spec
+        return (item.metadata.annotations or {}).get(LAST_APPLIED), item.spec
 
     return said(old) == said(new)

@@ -51,7 +51,7 @@ class SameUuids:
         self._devices[name] = now
         if not now:
             del self._devices[name]
-        return frozenset(sorted(others - {name})[:_MOST_OTHERS])
+        return frozenset(sorted(others)[:_MOST_OTHERS])
 
     def remove(self, name: str) -> None:
         """Forget an inventory that is gone."""

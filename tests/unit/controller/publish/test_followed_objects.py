@@ -24,10 +24,11 @@ from controller.publish.known_claims import KnownClaims
 from controller.publish.same_uuids import SameUuids
 from controller.publish.tolerators import Tolerators
 from dra_driver.api import codec
-from dra_driver.api.core import EVENTS, Node
-from dra_driver.api.meta import DriverName, PoolName
+from dra_driver.api.core import Node
+from dra_driver.api.meta import DriverName, ObjectKey, PoolName, Uid
 from dra_driver.api.own.inventory import DeviceInventory
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
+from dra_driver.api.server.watch import ObjectList, Unreadable
 from dra_driver.kube import EventRecorder, Informer, SystemClock
 from dra_driver.ownership import PoolID
 from dra_driver.resourceclaim import LAST_APPLIED
@@ -35,24 +36,35 @@ from dra_driver.resourceclaim import LAST_APPLIED
 NS = builders.NAMESPACE
 
 
+class Events(EventRecorder):
+    """Notes the Events that are asked for, also those that would be written together or later."""
+
+    def __init__(self, cluster: FakeClient) -> None:
+        super().__init__(cluster, "test", SystemClock())
+        self.asked: list[tuple[str, str, str]] = []
+
+    def event(self, resource: Any, object_: Any, type_: Any, reason: str, message: str, **_: Any) -> None:
+        assert message
+        self.asked.append((reason, resource.kind, object_.metadata.name))
+
+
 class World:
-    """Informers that follow a cluster, and Events that are written there."""
+    """Informers that follow a cluster."""
 
     def __init__(self, cluster: FakeClient) -> None:
         self.cluster = cluster
         self.claims = Informer(cluster, RESOURCE_CLAIMS)
         self.templates = Informer(cluster, RESOURCE_CLAIM_TEMPLATES)
         self.classes = Informer(cluster, DEVICE_CLASSES)
-        self.recorder = EventRecorder(cluster, "test", SystemClock())
+        self.recorder = Events(cluster)
 
     def events(self) -> list[tuple[str, str, str]]:
-        found = [(e.reason, e.involved_object.kind, e.involved_object.name) for e in self.cluster.all(EVENTS)]
-        return sorted(found)
+        return sorted(self.recorder.asked)
 
 
 @contextlib.asynccontextmanager
 async def running(world: World) -> AsyncIterator[None]:
-    parts = (world.claims, world.templates, world.classes, world.recorder)
+    parts = (world.claims, world.templates, world.classes)
     tasks = [asyncio.create_task(part.run()) for part in parts]
     try:
         await asyncio.sleep(1)
@@ -96,8 +108,11 @@ def test_claims_and_templates_that_tolerate_the_taint_have_an_event_each_until_t
             both.append(("ToleratesControllerTaint", "ResourceClaimTemplate", "t"))
             assert world.events() == both
             assert TAINT.key in tolerators.refusal()
-            # The class is written again as it is.
-            cluster.edit(DEVICE_CLASSES, "gpu", {"metadata": {"labels": {"a": "b"}}})
+            # The class is written again, and means the same.
+            expression = f'"{DRIVER}" == device.driver'
+            cluster.put(DEVICE_CLASSES, builders.device_class("gpu", expression))
+            await asyncio.sleep(1)
+            assert world.events() == both
             cluster.remove(RESOURCE_CLAIMS, "c", NS)
             await asyncio.sleep(1)
             assert tolerators.found() == (f"template {NS}/t",)
@@ -112,20 +127,41 @@ def test_claims_and_templates_that_tolerate_the_taint_have_an_event_each_until_t
     virtual_time.run(scenario())
 
 
-def test_a_class_that_is_gone_lets_nothing_be_allocated() -> None:
-    cluster = FakeClient()
+def test_pools_are_looked_at_for_the_first_claim_and_after_the_last_one() -> None:
+    cluster, told = FakeClient(), list[int]()
     world = World(cluster)
-    tolerators = Tolerators([DriverName(DRIVER)], world.claims, world.classes, lambda: None)
-    asked = builders.request("r", tolerations=[{"operator": "Exists"}])
+    tolerators = Tolerators(
+        [DriverName(DRIVER)],
+        world.claims,
+        world.classes,
+        lambda: told.append(tolerators.count()),
+        recorder=world.recorder,
+    )
+    everything = [{"operator": "Exists"}]
     cluster.put(DEVICE_CLASSES, builders.device_class("gpu", f'device.driver == "{DRIVER}"'))
-    cluster.put(RESOURCE_CLAIMS, builders.claim("c", asked))
+    cluster.put(DEVICE_CLASSES, builders.device_class("nic", 'device.driver == "nic.example"'))
+
+    async def put(name: str, *requests: dict[str, Any]) -> list[int]:
+        cluster.put(RESOURCE_CLAIMS, builders.claim(name, *requests))
+        await asyncio.sleep(1)
+        return told
 
     async def scenario() -> None:
         async with running(world):
-            assert tolerators.count() == 1
+            theirs = builders.request("r", "nic", tolerations=everything)
+            # One request tolerates the taint, and the other one asks for our devices.
+            assert await put("nic", theirs, builders.request("s")) == []
+            for number, name in enumerate(("a", "b", "c"), 1):
+                assert await put(name, builders.request("r", tolerations=everything)) == [1]
+                assert len(world.events()) == tolerators.count() == number
+            for name in ("a", "b", "c", "nic"):
+                cluster.remove(RESOURCE_CLAIMS, name, NS)
+                await asyncio.sleep(1)
+            assert told == [1, 0]
+            await put("d", builders.request("r", tolerations=everything))
             cluster.remove(DEVICE_CLASSES, "gpu")
             await asyncio.sleep(1)
-            assert tolerators.count() == 0
+            assert told == [1, 0, 1, 0]
 
     virtual_time.run(scenario())
 
@@ -153,26 +189,47 @@ def test_dropped_capacity_is_reported_once_for_as_long_as_it_is_so(resource: Any
     for name in ("a", "b"):
         cluster.put(resource, dropped(name, resource.kind))
 
-    def events() -> int:
-        assert {(reason, kind) for reason, kind, _ in world.events()} <= {("CapacityDropped", resource.kind)}
-        return len(cluster.all(EVENTS)) + sum(e.count - 1 for e in cluster.all(EVENTS))
-
     async def change(body: dict[str, Any]) -> tuple[int, int]:
         cluster.put(resource, body)
         await asyncio.sleep(1)
-        return found.count(), events()
+        return found.count(), len(world.events())
 
     async def scenario() -> None:
         async with running(world):
-            assert (found.count(), events()) == (2, 2)
+            assert found.count() == 2
+            assert world.events() == [("CapacityDropped", resource.kind, name) for name in ("a", "b")]
             # It is so still, in other words.
             more = dropped("a", resource.kind)
             more["metadata"]["annotations"][LAST_APPLIED] += " "
             assert await change(more) == (2, 2)
             # It was applied anew without capacity, and with it.
             assert await change(dropped("a", resource.kind, capacity=False)) == (1, 2)
-            assert (await change(more))[0] == 2
+            assert await change(more) == (2, 3)
+            # The server keeps it by now, and the object was made anew.
+            asked = [builders.request("r", memory="1Gi")]
+            kept = {**more, "spec": template("a", {"devices": {"requests": asked}})["spec"]}
+            if resource is RESOURCE_CLAIMS:
+                kept["spec"] = kept["spec"]["spec"]
+            assert await change(kept) == (1, 3)
+            assert await change(more) == (2, 4)
             cluster.remove(resource, "a", NS)
+            await asyncio.sleep(1)
+            assert found.count() == 1
+
+    virtual_time.run(scenario())
+
+
+def test_a_claim_and_a_template_of_one_name_count_as_two() -> None:
+    cluster = FakeClient()
+    world = World(cluster)
+    found = DroppedCapacity(world.claims, world.templates, world.recorder)
+    for resource in (RESOURCE_CLAIMS, RESOURCE_CLAIM_TEMPLATES):
+        cluster.put(resource, dropped("a", resource.kind))
+
+    async def scenario() -> None:
+        async with running(world):
+            assert (found.count(), len(world.events())) == (2, 2)
+            cluster.remove(RESOURCE_CLAIMS, "a", NS)
             await asyncio.sleep(1)
             assert found.count() == 1
 
@@ -207,8 +264,38 @@ def test_a_pool_waits_for_its_own_claims_alone() -> None:
         await claims.synced.wait()
         assert await known.are_known(n1)
         assert await known.are_known()
+        cluster.quiet.add(RESOURCE_CLAIMS.kind)
+        cluster.put(RESOURCE_CLAIMS, allocated("d", "n1"))
+        assert (await known.are_known(n1), await known.are_known()) == (False, False)
         task.cancel()
         await asyncio.wait({task})
+
+    virtual_time.run(scenario())
+
+
+class Unreadables(FakeClient):
+    """Lists claims of which some cannot be read."""
+
+    unreadable: tuple[Unreadable, ...] = ()
+
+    async def list(self, *args: Any, **more: Any) -> ObjectList[Any]:
+        found = await super().list(*args, **more)
+        return ObjectList(found.items, found.resource_version, self.unreadable)
+
+
+def test_a_claim_of_which_it_is_not_known_what_it_has_is_waited_for() -> None:
+    cluster = Unreadables()
+    known = KnownClaims(cluster, AssumeCache(Informer(cluster, RESOURCE_CLAIMS), Journal(), Signal()))
+    # Of the first one the devices can be read: it is among the claims.
+    one, other = (
+        Unreadable(ObjectKey(NS, name), Uid(name), "a number", holds_unknown=name == "b") for name in "ab"
+    )
+
+    async def scenario() -> None:
+        cluster.unreadable = (one,)
+        assert await known.are_known(PoolID(DriverName(DRIVER), PoolName("n1")))
+        cluster.unreadable = (one, other)
+        assert not await known.are_known(PoolID(DriverName(DRIVER), PoolName("n1")))
 
     virtual_time.run(scenario())
 
@@ -287,6 +374,8 @@ def test_what_is_doubtful_is_named_in_order_and_the_rest_is_counted() -> None:
     index.put(described("n1", a="1", b="2", c="3", d="4", own="0"))
     index.put(described("n3", a="1", d="4"))
     index.put(described("n2", d="4", c="3", a="1"))
+    (text,) = index.doubts(f"n1.{DRIVER}")
+    assert text.endswith(f", d (also in n2.{DRIVER})")
     index.put(described("n2", d="4", c="3", a="1", b="2"))
     (text,) = index.doubts(f"n1.{DRIVER}")
     assert text.endswith(
