@@ -490,6 +490,49 @@ def test_a_pod_that_is_being_deleted_before_it_is_bound_holds_nothing() -> None:
     run(cluster, scenario)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}, {"status": {"phase": "Failed"}}],
+    ids=["deleted", "failed"],
+)
+def test_a_pod_that_ends_before_it_is_bound_is_none_that_kube_scheduler_has_to_bind(
+    change: dict[str, Any],
+) -> None:
+    """Its claim stays as it is, for a pod that runs."""
+    cluster = cluster_of(n1=(40,))
+    claim(cluster, "shared")
+    pod(cluster, "p", "shared", metadata={"finalizers": ["example.com/late"]})
+    pod(cluster, "q", "shared")
+
+    async def scenario(h: Harness) -> None:
+        assert metric(h, "unbound_pods") == 2
+        h.bind("q", "n1")
+        await h.quiet()
+        assert metric(h, "unbound_pods") == 1
+        cluster.edit(PODS, "p", change, NS)
+        await h.quiet()
+        assert metric(h, "unbound_pods") == 0
+        assert h.devices("shared") == [("n1", "gpu-0")]
+
+    run(cluster, scenario)
+
+
+def test_a_nomination_for_which_kube_scheduler_preempts_others_stays() -> None:
+    """The pod has no devices, but it was looked at with its claims."""
+    cluster = one_pod()
+
+    async def scenario(h: Harness) -> None:
+        for _ in range(2):
+            h.report("p", NOT_HERE)
+            await h.quiet(SETTLED)
+        assert h.devices("c") == []
+        h.report("p", f"{NOT_HERE} Preempting.", nominated="n1")
+        await asyncio.sleep(15)
+        assert nominated(h, "p") == "n1"
+
+    run(cluster, scenario, binding_seconds=5.0)
+
+
 def test_a_pod_of_another_scheduler_is_left_alone_and_loses_the_gate() -> None:
     cluster = cluster_of(n1=(40,))
     claim(cluster, "c")
