@@ -6,54 +6,40 @@ from typing import Any
 
 import builders
 import pytest
-from builders import DRIVER, PROTECTED
+from one_node import OneNode
 
 from controller.allocate.decide import (
     ClaimSeen,
     Decision,
-    Decisions,
-    ObjectSeen,
-    PodID,
-    PodQuestion,
     Proceed,
     Refuse,
-    Settings,
     Wait,
     Write,
 )
 from dra_driver.api import codec
-from dra_driver.api.core import Node, Pod
-from dra_driver.api.meta import ObjectKey, Uid
+from dra_driver.api.core import Pod
 from dra_driver.api.names import GROUP_LABEL, GROUP_SIZE_LABEL
-from dra_driver.api.resource import DeviceClass, ResourceClaim, ResourceSlice
+from dra_driver.api.resource import ResourceClaim
 
 NS = builders.NAMESPACE
 OURS = builders.allocation(builders.result("n1", "gpu-0"))
 THEIRS = builders.allocation(builders.result("n1", "nic-0", driver="nic.example"))
 
 
-class SimulatedCluster:
-    """One node with a device of ours and one of another driver, and the claim ``c``."""
+class SimulatedCluster(OneNode):
+    """With the claim ``c``, of a class that selects devices of one driver."""
 
-    def __init__(self, status: dict[str, Any] | None = None, driver: str = DRIVER) -> None:
-        self.decisions = Decisions(Settings(drivers=(DRIVER,)), lambda: 0.0)
-        self.seen(DeviceClass, builders.device_class("gpu", f'device.driver == "{driver}"'))
-        self.seen(Node, builders.node("n1", allocatable={"cpu": "8", "memory": "32Gi", "pods": "110"}))
-        self.seen(ResourceSlice, builders.resource_slice("n1", builders.device("gpu-0", taints=[PROTECTED])))
-        nic = builders.resource_slice("n1", builders.device("nic-0"), driver="nic.example")
-        self.seen(ResourceSlice, nic)
-        self.claim("c", status)
+    def __init__(self, status: dict[str, Any] | None = None, class_: str = "gpu") -> None:
+        super().__init__()
+        self.claim("c", status, class_)
 
-    def claim(self, name: str, status: dict[str, Any] | None = None) -> None:
-        body = builders.claim(name, uid=f"uid-{name}")
+    def claim(self, name: str, status: dict[str, Any] | None = None, class_: str = "gpu") -> None:
+        body = builders.claim(name, builders.request("r", class_), uid=f"uid-{name}")
         self.decisions.apply(ClaimSeen(codec.convert(ResourceClaim, {**body, "status": status or {}})))
-
-    def seen(self, kind: type[Any], body: dict[str, Any]) -> None:
-        self.decisions.apply(ObjectSeen(codec.convert(kind, body)))
 
     def ask(self, *claims: str, **more: Any) -> Decision:
         self.seen(Pod, builders.pod("p", *claims, uid="uid-p", gated=True, **more))
-        return self.decisions.decide(PodQuestion(PodID(ObjectKey(NS, "p"), Uid("uid-p")), 0.0)).decision
+        return self.decided("p")
 
 
 @pytest.mark.parametrize("status", [{}, OURS, {**OURS, **builders.reserved("other")}])
@@ -78,7 +64,7 @@ def test_a_pod_that_is_bound_with_its_devices_is_left_alone() -> None:
 
 @pytest.mark.parametrize("status", [{}, THEIRS])
 def test_a_pod_whose_claim_is_allocated_by_kube_scheduler_is_left_to_it(status: dict[str, Any]) -> None:
-    assert isinstance(SimulatedCluster(status, driver="nic.example").ask("c", "c"), Proceed)
+    assert isinstance(SimulatedCluster(status, "nic").ask("c", "c"), Proceed)
 
 
 def test_the_pod_is_served_once_it_names_the_claim_once() -> None:

@@ -6,28 +6,22 @@ from typing import Any
 
 import builders
 import pytest
-from builders import DRIVER, PROTECTED
+from one_node import OneNode
 
 from controller.allocate.decide import (
     ClaimSeen,
-    Decision,
-    Decisions,
     ObjectSeen,
-    PodID,
-    PodQuestion,
     Proceed,
     Refuse,
-    Settings,
     Wait,
     Write,
     same_but_reason,
     signature_of,
 )
 from dra_driver.api import codec
-from dra_driver.api.core import Node, Pod
-from dra_driver.api.meta import ObjectKey, Uid
+from dra_driver.api.core import Pod
 from dra_driver.api.names import ALLOCATED_CONDITION, GROUP_LABEL, GROUP_SIZE_LABEL, SET_ASIDE_CONDITION
-from dra_driver.api.resource import DeviceClass, ResourceClaim, ResourceSlice
+from dra_driver.api.resource import ResourceClaim
 from dra_driver.trimming import trimmed_claim, trimmed_pod
 
 NS = builders.NAMESPACE
@@ -35,20 +29,8 @@ MANY = [{"operator": "Exists"}] * 1_025
 TEXT = "spec.tolerations of the pod has 1025 entries, and the controller serves at most 1024"
 
 
-class SimulatedCluster:
-    """One node with a device of ours and one of another driver; what is seen is what the informers keep."""
-
-    def __init__(self) -> None:
-        self.decisions = Decisions(Settings(drivers=(DRIVER,)), lambda: 0.0)
-        self.seen(DeviceClass, builders.device_class("gpu", f'device.driver == "{DRIVER}"'))
-        self.seen(DeviceClass, builders.device_class("nic", 'device.driver == "nic.example"'))
-        self.seen(Node, builders.node("n1", allocatable={"cpu": "8", "memory": "32Gi", "pods": "110"}))
-        self.seen(ResourceSlice, builders.resource_slice("n1", builders.device("gpu-0", taints=[PROTECTED])))
-        nic = builders.resource_slice("n1", builders.device("nic-0"), driver="nic.example")
-        self.seen(ResourceSlice, nic)
-
-    def seen(self, kind: type[Any], body: dict[str, Any]) -> None:
-        self.decisions.apply(ObjectSeen(codec.convert(kind, body)))
+class SimulatedCluster(OneNode):
+    """What is seen is what the informers keep."""
 
     def claim(self, name: str, class_: str = "gpu", selectors: int = 0) -> None:
         request = builders.request("r", class_)
@@ -60,10 +42,6 @@ class SimulatedCluster:
         body = builders.pod(name, *claims, uid=f"uid-{name}", gated=True, **more)
         self.decisions.apply(ObjectSeen(trimmed_pod(codec.convert(Pod, body))))
 
-    def ask(self, name: str) -> Decision:
-        question = PodQuestion(PodID(ObjectKey(NS, name), Uid(f"uid-{name}")), 0.0)
-        return self.decisions.decide(question).decision
-
 
 def test_a_pod_beyond_a_limit_is_refused_with_the_reason_and_others_are_served() -> None:
     cluster = SimulatedCluster()
@@ -71,19 +49,19 @@ def test_a_pod_beyond_a_limit_is_refused_with_the_reason_and_others_are_served()
     cluster.claim("small")
     cluster.pod("big", "big", tolerations=MANY)
     cluster.pod("small", "small", tolerations=MANY[1:])
-    found = cluster.ask("big")
+    found = cluster.decided("big")
     assert isinstance(found, Refuse)
     assert found.message == TEXT
     assert [claim.metadata.name for claim in found.claims] == ["big"]
     assert not found.new_node
-    assert isinstance(cluster.ask("small"), Write)
+    assert isinstance(cluster.decided("small"), Write)
 
 
 def test_a_pod_beyond_a_limit_goes_to_kube_scheduler_with_claims_of_other_drivers() -> None:
     cluster = SimulatedCluster()
     cluster.claim("theirs", "nic")
     cluster.pod("big", "theirs", tolerations=MANY)
-    assert cluster.ask("big") == Proceed(theirs=True)
+    assert cluster.decided("big") == Proceed(theirs=True)
 
 
 def test_a_group_is_refused_because_of_a_member_beyond_a_limit() -> None:
@@ -92,7 +70,7 @@ def test_a_group_is_refused_because_of_a_member_beyond_a_limit() -> None:
     for name, tolerations in (("a", MANY), ("b", [])):
         cluster.claim(name)
         cluster.pod(name, name, tolerations=tolerations, metadata=labels)
-    found = cluster.ask("b")
+    found = cluster.decided("b")
     assert isinstance(found, Wait)
     assert found.reason == f"group g: pod a: {TEXT}"
 
@@ -102,7 +80,7 @@ def test_a_pod_without_claims_takes_its_part_of_the_node() -> None:
     cluster.claim("c")
     cluster.pod("p", "c", cpu="5")
     cluster.pod("big", nodeName="n1", cpu="4", tolerations=MANY)
-    found = cluster.ask("p")
+    found = cluster.decided("p")
     assert isinstance(found, Refuse)
     assert "cpu" in found.message
 
@@ -113,18 +91,18 @@ def test_a_claim_beyond_a_limit_is_refused_with_the_reason() -> None:
     cluster.claim("small", selectors=10)
     cluster.pod("big", "big")
     cluster.pod("small", "small")
-    found = cluster.ask("big")
+    found = cluster.decided("big")
     assert isinstance(found, Refuse)
     assert found.message.startswith(f"claim {NS}/big: spec of the claim has ")
     assert found.message.endswith("bytes of JSON, and the controller serves at most 524288")
-    assert isinstance(cluster.ask("small"), Write)
+    assert isinstance(cluster.decided("small"), Write)
 
 
 def test_a_claim_beyond_a_limit_goes_to_kube_scheduler_with_devices_of_other_drivers() -> None:
     cluster = SimulatedCluster()
     cluster.claim("big", "nic", selectors=60)
     cluster.pod("big", "big")
-    assert cluster.ask("big") == Proceed(theirs=True)
+    assert cluster.decided("big") == Proceed(theirs=True)
 
 
 def test_pods_that_exceed_limits_by_different_numbers_are_told_their_own() -> None:
