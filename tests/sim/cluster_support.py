@@ -12,6 +12,7 @@ import forked
 from dra_driver.api.core import PODS
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES, DeviceInventory
+from dra_driver.api.own.policy import DEVICE_POLICIES
 from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES, ResourceClaim
 from dra_driver.errors import NotFound
 from dra_driver.sim.cluster import ClusterConfig, EmbeddedCluster
@@ -125,6 +126,62 @@ async def no_claims(cluster: EmbeddedCluster) -> None:
         return not await claims(cluster)
 
     await cluster.wait_for("all claims to be gone", none)
+
+
+async def held(cluster: EmbeddedCluster) -> dict[str, set[str]]:
+    """Return the devices that claims hold, by pool."""
+    found: dict[str, set[str]] = {}
+    for claim in (await cluster.api.list(RESOURCE_CLAIMS)).items:
+        allocation = claim.status.allocation
+        for result in allocation.devices.results if allocation is not None else ():
+            found.setdefault(result.pool, set()).add(result.device)
+    return found
+
+
+async def first_user(cluster: EmbeddedCluster) -> RunPod:
+    """Have the pod "one" run with the claim "shared"."""
+    await apply(cluster, TEMPLATE, claim("shared"), gpu_pod("one", "shared"))
+    return await phase(cluster, "one", "Running")
+
+
+async def second_user(cluster: EmbeddedCluster, first: RunPod) -> None:
+    """Have the pod "two" run with the same claim, and get the same."""
+    await apply(cluster, gpu_pod("two", "shared"))
+    second = await phase(cluster, "two", "Running")
+    assert environment(cluster, first) == environment(cluster, second)
+
+
+async def end_users(cluster: EmbeddedCluster, node: str) -> None:
+    """End both, and their claim: nothing is left of them."""
+    for name in ("one", "two"):
+        await delete(cluster, name)
+        await gone(cluster, name)
+    await cluster.api.delete(RESOURCE_CLAIMS, "shared", "default")
+    await no_claims(cluster)
+    assert cluster.nodes[node].leftovers() == []
+
+
+async def pool(cluster: EmbeddedCluster, node: str) -> tuple[int, str]:
+    """Return the number of devices in our slices of a node, and the reason of its condition."""
+    slices = [
+        s.spec
+        for s in (await cluster.api.list(RESOURCE_SLICES)).items
+        if s.spec.node_name == node and s.spec.driver in cluster.config.drivers
+    ]
+    conditions = (await inventory(cluster, cluster.nodes[node])).status.conditions
+    return sum(len(s.devices) for s in slices), next((c.reason for c in conditions), "")
+
+
+async def pool_becomes(cluster: EmbeddedCluster, node: str, *expected: object) -> None:
+    async def reached() -> bool:
+        return await pool(cluster, node) == expected
+
+    await cluster.wait_for(f"the pool of {node} to be {expected}", reached)
+
+
+async def add_policy(cluster: EmbeddedCluster, name: str, **spec: str) -> None:
+    meta = {"apiVersion": DEVICE_POLICIES.api_version, "kind": DEVICE_POLICIES.kind}
+    await cluster.api.create(DEVICE_POLICIES, {**meta, "metadata": {"name": name}, "spec": spec})
 
 
 async def slice_count(cluster: EmbeddedCluster) -> int:

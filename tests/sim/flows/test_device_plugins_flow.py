@@ -9,8 +9,6 @@ import pytest
 
 from dra_driver.api.core import NODES
 from dra_driver.api.meta import ObjectKey
-from dra_driver.api.own.policy import DEVICE_POLICIES
-from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.cli import status
 from dra_driver.errors import ApiError
 from dra_driver.sim.assets import deploy_directory
@@ -32,24 +30,6 @@ async def count(cluster: EmbeddedCluster, node: str, amount: str) -> None:
     await cluster.api.merge_patch(NODES, node, {"status": counted}, subresource="status")
 
 
-async def pools(cluster: EmbeddedCluster) -> dict[str, tuple[int, str]]:
-    """Node → number of devices in slices, and the reason of the condition."""
-    found: dict[str, tuple[int, str]] = {}
-    slices = (await cluster.api.list(RESOURCE_SLICES)).items
-    for name, node in cluster.nodes.items():
-        devices = sum(len(s.spec.devices) for s in slices if s.spec.node_name == name)
-        inventory = await support.inventory(cluster, node)
-        found[name] = (devices, next((c.reason for c in inventory.status.conditions), ""))
-    return found
-
-
-async def become(cluster: EmbeddedCluster, node: str, *expected: object) -> None:
-    async def reached() -> bool:
-        return (await pools(cluster))[node] == expected
-
-    await cluster.wait_for(f"the pool of {node} to be {expected}", reached)
-
-
 def names(cluster: EmbeddedCluster) -> list[str]:
     return sorted(cluster.nodes)
 
@@ -61,22 +41,12 @@ def plugin_pod(name: str, amount: int) -> dict[str, Any]:
     return pod
 
 
-async def holders(cluster: EmbeddedCluster) -> dict[str, set[str]]:
-    """Pool → devices that claims hold."""
-    held: dict[str, set[str]] = {}
-    for claim in (await cluster.api.list(RESOURCE_CLAIMS)).items:
-        results = claim.status.allocation.devices.results if claim.status.allocation is not None else ()
-        for r in results:
-            held.setdefault(r.pool, set()).add(r.device)
-    return held
-
-
 @pytest.mark.long
 def test_all_examples_beside_a_device_plugin_give_no_gpu_away_twice() -> None:
     async def scenario(cluster: EmbeddedCluster) -> None:
         beside, plain, extended = names(cluster)
         await count(cluster, beside, "4")
-        await become(cluster, beside, 0, "DevicePluginPresent")
+        await support.pool_becomes(cluster, beside, 0, "DevicePluginPresent")
         # The pod first whose node changes hands: the other examples could take its devices.
         first = [o for o in EXAMPLES if o["kind"] != "Pod" or o["metadata"]["name"] == KEY.name]
         await examples.apply(cluster.api, first)
@@ -92,15 +62,13 @@ def test_all_examples_beside_a_device_plugin_give_no_gpu_away_twice() -> None:
         assert (await support.phase(cluster, "old", "Running")).spec.node_name == beside
 
         async def all_taken() -> bool:
-            return len((await holders(cluster)).get(plain, ())) == 4
+            return len((await support.held(cluster)).get(plain, ())) == 4
 
         await cluster.wait_for("the GPUs of the other node to be in use", all_taken)
-        assert beside not in await holders(cluster)
-        assert await pools(cluster) == {
-            beside: (0, "DevicePluginPresent"),
-            plain: (4, "Published"),
-            extended: (4, "Published"),
-        }
+        assert beside not in await support.held(cluster)
+        assert await support.pool(cluster, beside) == (0, "DevicePluginPresent")
+        for node in (plain, extended):
+            assert await support.pool(cluster, node) == (4, "Published")
         look = await status.look(cluster.api, cluster.config.drivers)
         (note,) = [n for n in look.notes if "DevicePluginPresent" in n]
         assert note.startswith(f"{beside} ")
@@ -122,7 +90,7 @@ def test_examples_withdraw_no_pool_where_there_is_no_device_plugin() -> None:
         await cluster.wait_for("the examples' policies to act", handed_over)
         # Neither withheld, nor told of a conflict with the class of the example.
         for node in (plain, extended):
-            await become(cluster, node, 4, "Published")
+            await support.pool_becomes(cluster, node, 4, "Published")
 
     support.run(scenario, support.config("l4x4", EXTENDED))
 
@@ -130,19 +98,14 @@ def test_examples_withdraw_no_pool_where_there_is_no_device_plugin() -> None:
 def test_running_pods_outlive_the_withdrawal_and_odd_nodes_do_no_harm() -> None:
     async def scenario(cluster: EmbeddedCluster) -> None:
         (node,) = names(cluster)
-        await support.apply(
-            cluster, support.TEMPLATE, support.claim("shared"), support.gpu_pod("one", "shared")
-        )
-        first = await support.phase(cluster, "one", "Running")
-        (held,) = (await holders(cluster))[node]
+        first = await support.first_user(cluster)
+        (held,) = (await support.held(cluster))[node]
         with pytest.raises(ApiError):
             await count(cluster, node, "plenty")
         await count(cluster, node, "4")
-        await become(cluster, node, 0, "DevicePluginPresent")
-        # A second pod of the claim is prepared although the device is in no slice any more.
-        await support.apply(cluster, support.gpu_pod("two", "shared"))
-        second = await support.phase(cluster, "two", "Running")
-        assert support.environment(cluster, first) == support.environment(cluster, second)
+        await support.pool_becomes(cluster, node, 0, "DevicePluginPresent")
+        # The device is in no slice any more.
+        await support.second_user(cluster, first)
         # A kubelet that starts anew counts nothing until the device plugin is back, and wipes the slices.
         await count(cluster, node, "0")
         epoch = (await support.inventory(cluster, cluster.nodes[node])).status.publication.epoch
@@ -152,26 +115,14 @@ def test_running_pods_outlive_the_withdrawal_and_odd_nodes_do_no_harm() -> None:
             return (await support.inventory(cluster, cluster.nodes[node])).status.publication.epoch > epoch
 
         await cluster.wait_for("the pool to be published anew", once_more)
-        assert (await pools(cluster))[node] == (0, "DevicePluginPresent")
-        assert (await holders(cluster))[node] == {held}
-        for name in ("one", "two"):
-            await support.delete(cluster, name)
-            await support.gone(cluster, name)
-        await cluster.api.delete(RESOURCE_CLAIMS, "shared", "default")
-        await support.no_claims(cluster)
-        assert cluster.nodes[node].leftovers() == []
+        assert await support.pool(cluster, node) == (0, "DevicePluginPresent")
+        assert (await support.held(cluster))[node] == {held}
+        await support.end_users(cluster, node)
         # An admin knows better.
-        body = {
-            "apiVersion": DEVICE_POLICIES.api_version,
-            "kind": DEVICE_POLICIES.kind,
-            "metadata": {"name": "migrating"},
-            "spec": {"besideDevicePlugin": "publish"},
-        }
-        await cluster.api.create(DEVICE_POLICIES, body)
-        await become(cluster, node, 4, "Published")
-        body = {**body, "metadata": {"name": "odd"}, "spec": {"besideDevicePlugin": "perhaps"}}
+        await support.add_policy(cluster, "migrating", besideDevicePlugin="publish")
+        await support.pool_becomes(cluster, node, 4, "Published")
         with pytest.raises(ApiError):
-            await cluster.api.create(DEVICE_POLICIES, body)
+            await support.add_policy(cluster, "odd", besideDevicePlugin="perhaps")
 
     support.run(scenario, support.config("l4x4"))
 
@@ -179,11 +130,11 @@ def test_running_pods_outlive_the_withdrawal_and_odd_nodes_do_no_harm() -> None:
 def test_a_node_that_publishes_by_itself_withholds_them_too() -> None:
     async def scenario(cluster: EmbeddedCluster) -> None:
         (node,) = names(cluster)
-        await become(cluster, node, 4, "")
+        await support.pool_becomes(cluster, node, 4, "")
         await count(cluster, node, "4")
         # The agent looks at its Node whenever it publishes; here because the kubelet has started anew.
         await cluster.restart_kubelet(node)
         await count(cluster, node, "4")
-        await become(cluster, node, 0, "DevicePluginPresent")
+        await support.pool_becomes(cluster, node, 0, "DevicePluginPresent")
 
     support.run(scenario, support.config(run_controller=False, plugin_flags=("--publish=node",)))
