@@ -94,6 +94,17 @@ async def material(api: KubeApi) -> Material:
     return found
 
 
+@contextlib.asynccontextmanager
+async def served(tmp_path: Path, **more: Any) -> AsyncIterator[tuple[AdmissionServer, bytes]]:
+    """Serve with certificates that an administrator has made; yield whom callers trust."""
+    async with api_server(tmp_path) as api:
+        await provide(api, NAMESPACE, time.time())
+        server = replica(api, HandClock(time.time()), **more)
+        async with serving(server):
+            yield server, (await material(api)).bundle
+        assert server.address is None
+
+
 async def store(api: KubeApi, data: Mapping[str, str], name: str = NAME) -> None:
     body = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}, "data": dict(data)}
     await api.apply(SECRETS, {**body, "metadata": {"name": name, "namespace": NAMESPACE}}, field_manager="x")
@@ -139,23 +150,18 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 def test_reviews_are_answered_over_https(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with api_server(tmp_path) as api:
-            await provide(api, NAMESPACE, time.time())
-            server = replica(api, HandClock(time.time()))
-            async with serving(server):
-                bundle = (await material(api)).bundle
-                status, body = await post(server, "/validate", claim_review({"kind": "X"}), bundle)
-                assert (status, json.loads(body)["response"]["allowed"]) == (200, False)
-                status, body = await post(server, "/gate", claim_review({}), bundle)
-                assert (status, json.loads(body)["response"]["allowed"]) == (200, True)
-                assert (await post(server, "/validate", b"{", bundle))[0] == 400
-                assert (await post(server, "/validate", b"x" * (5 << 20), bundle))[0] == 413
-                assert (await post(server, "/validate", b"{}", bundle, content_type="text/a"))[0] == 415
-                other = with_new_authority(None, time.time())
-                # Who trusts another authority does not talk to us.
-                with pytest.raises(aiohttp.ClientConnectorCertificateError):
-                    await post(server, "/validate", b"{}", other.bundle)
-            assert server.address is None
+        async with served(tmp_path) as (server, bundle):
+            status, body = await post(server, "/validate", claim_review({"kind": "X"}), bundle)
+            assert (status, json.loads(body)["response"]["allowed"]) == (200, False)
+            status, body = await post(server, "/gate", claim_review({}), bundle)
+            assert (status, json.loads(body)["response"]["allowed"]) == (200, True)
+            assert (await post(server, "/validate", b"{", bundle))[0] == 400
+            assert (await post(server, "/validate", b"x" * (5 << 20), bundle))[0] == 413
+            assert (await post(server, "/validate", b"{}", bundle, content_type="text/a"))[0] == 415
+            other = with_new_authority(None, time.time())
+            # Who trusts another authority does not talk to us.
+            with pytest.raises(aiohttp.ClientConnectorCertificateError):
+                await post(server, "/validate", b"{}", other.bundle)
 
     run(scenario)
 
@@ -184,15 +190,11 @@ async def half_a_review(server: AdmissionServer, bundle: bytes) -> bytes:
 
 def test_a_review_that_does_not_come_to_its_end_is_answered_in_time(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with api_server(tmp_path) as api:
-            await provide(api, NAMESPACE, time.time())
-            server = replica(api, HandClock(time.time()), review_seconds=3.0)
-            async with serving(server):
-                bundle = (await material(api)).bundle
-                halves = [asyncio.create_task(half_a_review(server, bundle)) for _ in range(20)]
-                assert (await post(server, "/validate", claim_review({}), bundle))[0] == 200
-                for half in halves:
-                    assert await half in (b"HTTP/1.1 408 Request Timeout\r\n", b"")
+        async with served(tmp_path, review_seconds=3.0) as (server, bundle):
+            halves = [asyncio.create_task(half_a_review(server, bundle)) for _ in range(20)]
+            assert (await post(server, "/validate", claim_review({}), bundle))[0] == 200
+            for half in halves:
+                assert await half in (b"HTTP/1.1 408 Request Timeout\r\n", b"")
 
     run(scenario)
 
@@ -532,16 +534,12 @@ def test_a_process_that_is_killed_or_hangs_is_replaced_and_told(
     tmp_path: Path, how: signal.Signals, reason: str
 ) -> None:
     async def scenario() -> None:
-        async with api_server(tmp_path) as api:
-            await provide(api, NAMESPACE, time.time())
-            server = replica(api, HandClock(time.time()))
-            async with serving(server):
-                bundle = (await material(api)).bundle
-                assert server.process is not None
-                os.kill(server.process.pid, how)
-                # Meanwhile connections wait, and are answered by the next one.
-                assert (await post(server, "/validate", claim_review({}), bundle))[0] == 200
-                assert ends(server) == {reason: 1.0}
+        async with served(tmp_path) as (server, bundle):
+            assert server.process is not None
+            os.kill(server.process.pid, how)
+            # Meanwhile connections wait, and are answered by the next one.
+            assert (await post(server, "/validate", claim_review({}), bundle))[0] == 200
+            assert ends(server) == {reason: 1.0}
 
     run(scenario)
 
@@ -550,41 +548,34 @@ def test_a_process_that_replaces_another_knows_whether_capacity_is_kept(tmp_path
     """The embedded API server keeps it."""
 
     async def scenario() -> None:
-        async with api_server(tmp_path) as api:
-            await provide(api, NAMESPACE, time.time())
-            server = replica(api, HandClock(time.time()))
-            async with serving(server):
-                bundle, killed = (await material(api)).bundle, 0
-                assert server.process is not None
-                for _ in range(2):
-                    while server.process.pid in (0, killed):
-                        await asyncio.sleep(0.05)
-                    allowed = False
-                    while not allowed:
-                        status, body = await post(server, "/capacity", claim_review({}), bundle)
-                        answer = json.loads(body)["response"] if status == 200 else {}
-                        allowed = answer.get("allowed", False)
-                        assert allowed or answer.get("status", {}).get("code", 503) == 503
-                        await asyncio.sleep(0.05)
-                    killed = server.process.pid
-                    os.kill(killed, signal.SIGKILL)
+        async with served(tmp_path) as (server, bundle):
+            killed = 0
+            assert server.process is not None
+            for _ in range(2):
+                while server.process.pid in (0, killed):
+                    await asyncio.sleep(0.05)
+                allowed = False
+                while not allowed:
+                    status, body = await post(server, "/capacity", claim_review({}), bundle)
+                    answer = json.loads(body)["response"] if status == 200 else {}
+                    allowed = answer.get("allowed", False)
+                    assert allowed or answer.get("status", {}).get("code", 503) == 503
+                    await asyncio.sleep(0.05)
+                killed = server.process.pid
+                os.kill(killed, signal.SIGKILL)
 
     run(scenario)
 
 
 def test_reviews_and_refusals_are_counted_by_the_controller(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with api_server(tmp_path) as api:
-            await provide(api, NAMESPACE, time.time())
-            server = replica(api, HandClock(time.time()))
-            async with serving(server):
-                bundle = (await material(api)).bundle
-                await post(server, "/validate", claim_review({"kind": "X"}), bundle)
-                await post(server, "/validate", b"{", bundle)
-                counted = server._metrics.admissions
-                while counted.labels("", "unreadable")._value.get() < 1:
-                    await asyncio.sleep(0.05)
-                assert counted.labels("ResourceClaim", "refused")._value.get() == 1
+        async with served(tmp_path) as (server, bundle):
+            await post(server, "/validate", claim_review({"kind": "X"}), bundle)
+            await post(server, "/validate", b"{", bundle)
+            counted = server._metrics.admissions
+            while counted.labels("", "unreadable")._value.get() < 1:
+                await asyncio.sleep(0.05)
+            assert counted.labels("ResourceClaim", "refused")._value.get() == 1
 
     run(scenario)
 
