@@ -139,16 +139,13 @@ class PolicyBook:
         """
         name = inventory.metadata.name
         changed = self._set_rule(PoolID(desired.driver, desired.pool), self._rule_of(desired))
-        old = self._pools.get(name)
-        if old is not None and (old.outcomes, old.partitioned, old.allocator) == (
+        old, self._pools[name] = self._pools.get(name), desired
+        if old is None or (old.outcomes, old.partitioned, old.allocator) != (
             desired.outcomes,
             desired.partitioned,
             desired.allocator,
         ):
-            self._pools[name] = desired
-            return changed
-        self._pools[name] = desired
-        self._touch(old, desired)
+            self._touch(old, desired)
         return changed
 
     def forget(self, inventory: DeviceInventory) -> bool:

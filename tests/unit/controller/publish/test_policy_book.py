@@ -161,9 +161,11 @@ def test_a_status_is_written_a_moment_after_a_change_that_it_is_about() -> None:
         assert await world.statuses() == 1
         assert world.policy().status.observed_generation == 2
         world.record("n1")
+        assert await world.statuses() == 1
+        assert (world.policy().status.nodes, world.policy().status.devices) == (1, 2)
         world.book.forget(inventory("n2"))
         assert await world.statuses() == 1
-        assert world.policy().status.nodes == world.policy().status.devices == 0
+        assert (world.policy().status.nodes, world.policy().status.devices) == (0, 0)
         assert world.book.forget(inventory("n2")) is False
 
     run(scenario)
