@@ -14,17 +14,16 @@ from typing import Any
 
 import builders
 from apiserver_support import resident
-from builders import DRIVER, PROTECTED
+from builders import DRIVER
+from journal_fleet import add_pod, fill, lateness
 
 from controller.allocate.answers.decider import Decider
 from controller.allocate.answers.journal import Journal
-from controller.allocate.decide import ClaimAssumed, ClaimSeen, Lane, NotYet, ObjectSeen, Settings, Write
+from controller.allocate.decide import ClaimAssumed, Lane, NotYet, Settings, Write
 from controller.allocate.signal import Signal
 from controller.allocate.worker.child import WorkerChild
 from controller.allocate.worker.process import Limits, WorkerProcess
-from dra_driver.api import codec
-from dra_driver.api.core import Node, Pod
-from dra_driver.api.resource import DeviceClass, ResourceClaim, ResourceSlice
+from dra_driver.api.core import Pod
 from dra_driver.kube import SystemClock
 
 Row = dict[str, Any]
@@ -50,33 +49,9 @@ def _requests() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
     }
 
 
-def _fill(journal: Journal) -> None:
-    def seen(kind: type[Any], body: dict[str, Any]) -> None:
-        journal.apply(ObjectSeen(codec.convert(kind, body)))
-
-    seen(DeviceClass, builders.device_class("gpu", f'device.driver == "{DRIVER}"'))
-    room = {"cpu": "64", "memory": "512Gi", "pods": "110"}
-    for i in range(NODES):
-        name = f"n{i:05}"
-        seen(Node, builders.node(name, allocatable=room))
-        model, rack = ("H200", "H100")[i % 3 > 0], f"r{i % 50}"
-        devices = [
-            builders.device(
-                f"gpu-{j}",
-                "80Gi",
-                taints=[PROTECTED],
-                attributes={"uuid": f"GPU-{i}-{j}", "model": model, "rack": rack, "numaNode": j // 4},
-            )
-            for j in range(GPUS)
-        ]
-        seen(ResourceSlice, builders.resource_slice(name, *devices, driver=DRIVER))
-
-
-def _pod(journal: Journal, name: str, request: dict[str, Any], more: dict[str, Any]) -> Pod:
-    journal.apply(ClaimSeen(codec.convert(ResourceClaim, builders.claim(name, request, uid=name, **more))))
-    pod: Pod = codec.convert(Pod, builders.pod(name, name, uid=f"pod-{name}", gated=True, cpu="1"))
-    journal.apply(ObjectSeen(pod))
-    return pod
+def _attributes(node: int, gpu: int) -> dict[str, Any]:
+    model = "H100" if node % 3 > 0 else "H200"
+    return {"uuid": f"GPU-{node}-{gpu}", "model": model, "rack": f"r{node % 50}", "numaNode": gpu // 4}
 
 
 class _Asking:
@@ -108,47 +83,40 @@ class _Asking:
 async def _measure() -> list[Row]:
     rows: list[Row] = []
     journal = Journal()
-    _fill(journal)
+    fill(journal, NODES, GPUS, _attributes)
     worker = WorkerProcess(journal, Settings(drivers=(DRIVER,)), Limits())
-    late = [0.0]
-
-    async def watch() -> None:
-        while True:
-            since = time.monotonic()
-            await asyncio.sleep(0.005)
-            late.append(time.monotonic() - since - 0.005)
 
     def row(name: str, value: float, unit: str) -> None:
         rows.append({"name": f"{name}, {NODES} nodes of {GPUS}", "value": value, "unit": unit})
 
-    running, watching = asyncio.create_task(worker.run()), asyncio.create_task(watch())
+    running = asyncio.create_task(worker.run())
     try:
-        asking = _Asking(journal, worker)
-        for kind, (request, more) in _requests().items():
-            began, used = time.monotonic(), _cpu(worker)
-            asking.waits = 0
-            await asking.serve(_pod(journal, f"first-{len(rows)}", request, more))
-            row(f"until the first allocation: {kind}", time.monotonic() - began, "s")
-            row("  of this processor time of the worker", _cpu(worker) - used, "s")
-            row("  questions without an answer yet", asking.waits, "questions")
-        request, more = _requests()["a GPU by its model"]
-        pods = [_pod(journal, f"p{i}", request, more) for i in range(PODS)]
-        began = time.monotonic()
-        used = _cpu(worker)
-        async with asyncio.TaskGroup() as group:
-            for pod in pods:
-                group.create_task(asking.serve(pod))
-        row("allocations afterwards", PODS / (time.monotonic() - began), "/s")
-        row("  per second of processor time of the worker", PODS / (_cpu(worker) - used), "/s")
-        row("workers that were replaced", worker.restarts, "workers")
-        assert isinstance(worker._child, WorkerChild)
-        row("memory of the worker", resident(worker._child.pid), "MiB")
-        row("the event loop was held for at most", 1000 * max(late), "ms")
+        with lateness() as late:
+            asking = _Asking(journal, worker)
+            for kind, (request, more) in _requests().items():
+                began, used = time.monotonic(), _cpu(worker)
+                asking.waits = 0
+                await asking.serve(add_pod(journal, f"first-{len(rows)}", request, **more))
+                row(f"until the first allocation: {kind}", time.monotonic() - began, "s")
+                row("  of this processor time of the worker", _cpu(worker) - used, "s")
+                row("  questions without an answer yet", asking.waits, "questions")
+            request, more = _requests()["a GPU by its model"]
+            pods = [add_pod(journal, f"p{i}", request, **more) for i in range(PODS)]
+            began = time.monotonic()
+            used = _cpu(worker)
+            async with asyncio.TaskGroup() as group:
+                for pod in pods:
+                    group.create_task(asking.serve(pod))
+            row("allocations afterwards", PODS / (time.monotonic() - began), "/s")
+            row("  per second of processor time of the worker", PODS / (_cpu(worker) - used), "/s")
+            row("workers that were replaced", worker.restarts, "workers")
+            assert isinstance(worker._child, WorkerChild)
+            row("memory of the worker", resident(worker._child.pid), "MiB")
+            row("the event loop was held for at most", 1000 * max(late), "ms")
     finally:
-        for task in (running, watching):
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
     return rows
 
 

@@ -10,19 +10,17 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-import builders
-from builders import DRIVER, PROTECTED
+from builders import DRIVER
 from inline_answers import Inline
+from journal_fleet import add_pod, fill, lateness
 
 from controller.allocate.answers.decider import Answers, Decider
 from controller.allocate.answers.journal import Journal
-from controller.allocate.decide import ClaimAssumed, ClaimSeen, Lane, ObjectSeen, Settings, Write
+from controller.allocate.decide import ClaimAssumed, Lane, Settings, Write
 from controller.allocate.signal import Signal
 from controller.allocate.worker.child import WorkerChild
 from controller.allocate.worker.process import Limits, WorkerProcess
-from dra_driver.api import codec
-from dra_driver.api.core import Node, Pod
-from dra_driver.api.resource import DeviceClass, ResourceClaim, ResourceSlice
+from dra_driver.api.core import Pod
 from dra_driver.kube import SystemClock
 
 Row = dict[str, Any]
@@ -32,39 +30,14 @@ NODES, GPUS, PODS, WORKERS = 1000, 8, 2000, 16
 WRITE_SECONDS = 0.01
 
 
-def _fill(journal: Journal, nodes: int) -> None:
-    def seen(kind: type[Any], body: dict[str, Any]) -> None:
-        journal.apply(ObjectSeen(codec.convert(kind, body)))
-
-    seen(DeviceClass, builders.device_class("gpu", f'device.driver == "{DRIVER}"'))
-    room = {"cpu": "64", "memory": "512Gi", "pods": "110"}
-    for i in range(nodes):
-        name = f"n{i:04}"
-        seen(Node, builders.node(name, allocatable=room))
-        facts = {
-            "uuid": "",
-            "model": "H100",
-            "architecture": "Hopper",
-            "numaNode": 0,
-            "pcieRoot": "pci0000:00",
-        }
-        devices = [
-            builders.device(
-                f"gpu-{j}", "80Gi", taints=[PROTECTED], attributes={**facts, "uuid": f"GPU-{i}-{j}"}
-            )
-            for j in range(GPUS)
-        ]
-        seen(ResourceSlice, builders.resource_slice(name, *devices, driver=DRIVER))
-
-
-def _pods(journal: Journal, number: int) -> list[Pod]:
-    pods = []
-    for i in range(number):
-        claim = builders.claim(f"p{i}", uid=f"claim-{i}")
-        journal.apply(ClaimSeen(codec.convert(ResourceClaim, claim)))
-        pods.append(codec.convert(Pod, builders.pod(f"p{i}", f"p{i}", uid=f"pod-{i}", gated=True, cpu="1")))
-        journal.apply(ObjectSeen(pods[-1]))
-    return pods
+def _attributes(node: int, gpu: int) -> dict[str, Any]:
+    return {
+        "uuid": f"GPU-{node}-{gpu}",
+        "model": "H100",
+        "architecture": "Hopper",
+        "numaNode": 0,
+        "pcieRoot": "pci0000:00",
+    }
 
 
 @contextlib.asynccontextmanager
@@ -84,17 +57,9 @@ async def _answers(journal: Journal, *, inline: bool) -> AsyncIterator[Answers]:
 async def _throughput(*, inline: bool) -> tuple[float, float]:
     """Return the seconds for all pods, and the longest time for which the loop was held."""
     journal = Journal()
-    late = [0.0]
-
-    async def watch() -> None:
-        while True:
-            since = time.monotonic()
-            await asyncio.sleep(0.005)
-            late.append(time.monotonic() - since - 0.005)
-
     async with _answers(journal, inline=inline) as answers:
-        _fill(journal, NODES)
-        pods = _pods(journal, PODS + 1)
+        fill(journal, NODES, GPUS, _attributes)
+        pods = [add_pod(journal, f"p{i}") for i in range(PODS + 1)]
         decider = Decider(journal, answers, SystemClock(), Signal(), lambda _: True)
 
         async def serve(pod: Pod) -> None:
@@ -112,14 +77,12 @@ async def _throughput(*, inline: bool) -> tuple[float, float]:
                 await serve(pods.pop())
 
         await serve(pods.pop())  # everything is started and warm
-        watching = asyncio.create_task(watch())
-        late.clear()
-        since = time.monotonic()
-        async with asyncio.TaskGroup() as group:
-            for _ in range(WORKERS):
-                group.create_task(work())
-        seconds = time.monotonic() - since
-        watching.cancel()
+        with lateness() as late:
+            since = time.monotonic()
+            async with asyncio.TaskGroup() as group:
+                for _ in range(WORKERS):
+                    group.create_task(work())
+            seconds = time.monotonic() - since
     return seconds, max(late)
 
 
@@ -127,8 +90,8 @@ async def _starts(nodes: int) -> tuple[float, float]:
     """Return the seconds from the end of a worker to the next answer, and of doing the same in the loop."""
     journal = Journal()
     async with _answers(journal, inline=False) as answers:
-        _fill(journal, nodes)
-        (pod,) = _pods(journal, 1)
+        fill(journal, nodes, GPUS, _attributes)
+        pod = add_pod(journal, "p0")
         decider = Decider(journal, answers, SystemClock(), Signal(), lambda _: True)
 
         async def ask() -> None:
