@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,10 +12,9 @@ import virtual_time
 from builders import DRIVER, device, request
 from builders import NAMESPACE as NS
 from fake_client import FakeClient
-from inline_answers import inline
+from running_controller import running
 
-from controller.app import Controller
-from controller.config import ControllerConfig, Timings
+from controller.config import Timings
 from controller.publish.policies import MANY_PARTITIONED_NODES
 from controller.publish.tolerators import Tolerators
 from dra_driver.api.core import EVENTS, NODES, PODS
@@ -122,19 +120,10 @@ Scenario = Callable[[Harness], Awaitable[None]]
 
 def run(cluster: FakeClient, scenario: Scenario, **config: Any) -> None:
     async def main() -> None:
-        settings = ControllerConfig(drivers=(DRIVER,), leader_elect=False, **{"timings": QUICK, **config})
-        controller = Controller(cluster, settings, virtual_time.LoopClock(), answers_of=inline)
-        task = asyncio.create_task(controller.run())
-        harness = Harness(cluster)
-        try:
-            async with asyncio.timeout(30):
-                await controller.ready.wait()
-                await harness.quiet()
-                await scenario(harness)
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        async with running(cluster, drivers=(DRIVER,), **{"timings": QUICK, **config}):
+            harness = Harness(cluster)
+            await harness.quiet()
+            await scenario(harness)
 
     virtual_time.run(main())
 

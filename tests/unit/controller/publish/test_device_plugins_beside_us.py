@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -13,9 +12,8 @@ import virtual_time
 from builders import DRIVER, request
 from builders import NAMESPACE as NS
 from fake_client import FakeClient
-from inline_answers import inline
+from running_controller import running
 
-from controller.app import Controller
 from controller.config import ControllerConfig
 from controller.publish.extended_resources import ExtendedResources
 from controller.publish.gates import PoolGates
@@ -101,17 +99,8 @@ def run(
     """With the whole controller."""
 
     async def main() -> None:
-        config = ControllerConfig(drivers=(DRIVER,), allocator=allocator, leader_elect=False)
-        controller = Controller(made, config, virtual_time.LoopClock(), answers_of=inline)
-        task = asyncio.create_task(controller.run())
-        try:
-            async with asyncio.timeout(30):
-                await controller.ready.wait()
-                await scenario()
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        async with running(made, drivers=(DRIVER,), allocator=allocator):
+            await scenario()
 
     virtual_time.run(main())
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,10 +12,8 @@ import virtual_time
 from builders import DRIVER
 from builders import NAMESPACE as NS
 from fake_client import FakeClient
-from inline_answers import inline
+from running_controller import running
 
-from controller.app import Controller
-from controller.config import ControllerConfig
 from dra_driver.api.core import EVENTS, NODES, PODS
 from dra_driver.api.meta import DriverName
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES, DeviceInventory, inventory_name
@@ -102,17 +99,8 @@ def run(
     drivers: tuple[DriverName, ...] = (DriverName(DRIVER),),
 ) -> None:
     async def main() -> None:
-        config = ControllerConfig(drivers=drivers, allocator=allocator, leader_elect=False)
-        controller = Controller(made, config, virtual_time.LoopClock(), answers_of=inline)
-        task = asyncio.create_task(controller.run())
-        try:
-            async with asyncio.timeout(2000):
-                await controller.ready.wait()
-                await scenario()
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        async with running(made, 2000, drivers=drivers, allocator=allocator):
+            await scenario()
 
     virtual_time.run(main())
 
