@@ -64,6 +64,7 @@ class Timings:
         settle: between a change and the write of the policies' statuses, so that a change of all nodes is one
             write.
         preempt: for which a pod waits before others are preempted for it, so that what passes has passed.
+        probe: between two questions which fields the API server keeps: its upgrade changes that.
         review: in which an admission review must be received and judged. The API server has given up by
             then; a request that holds its place for longer holds it from others.
     """
@@ -78,6 +79,7 @@ class Timings:
     recalled: float = 3600.0
     settle: float = 0.5
     preempt: float = 3.0
+    probe: float = 30.0
     review: float = float(TIMEOUT_SECONDS)
 
 

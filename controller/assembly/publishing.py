@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from dataclasses import dataclass
 
 import structlog
@@ -24,7 +25,7 @@ from controller.publish.recalls import RecallWriter
 from controller.publish.tolerators import Tolerators
 from dra_driver.errors import DraError
 from dra_driver.kube import Backoff
-from dra_driver.resourceslice import GATES
+from dra_driver.resourceslice import GATES, ServerFeatures
 from dra_driver.structured import PoolPolicy
 
 __all__ = ["Publishing"]
@@ -92,6 +93,7 @@ class Publishing:
             extended_resources=ExtendedResources(informers.classes, changed=state.republish.send),
             assume_cache=state.assume_cache,
             rule_changed=state.pools.set_policy,
+            server_changed=functools.partial(_report_features, env.metrics),
         )
         state.republish.listen(publisher.look_at_all)
         state.freed.listen(publisher.look_at_pending)
@@ -120,15 +122,13 @@ class Publishing:
                 log.error("cannot ask the API server what it keeps", error=str(e), retry_in=round(delay, 2))
                 await asyncio.sleep(delay)
             else:
-                for gate in GATES.values():
-                    metrics.missing_gates.labels(gate).set(float(gate in features.missing_gates()))
-                if not features.multi_allocation:
-                    log.warning(advice_to_administrators())
+                _report_features(metrics, features)
                 return
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
         """Start the loops."""
         tasks.create_task(self.publisher.run())
+        tasks.create_task(self.publisher.follow_server())
         tasks.create_task(self.policies.run())
         tasks.create_task(self.gone_claims.run())
         if self.recalls is not None:
@@ -142,6 +142,13 @@ class Publishing:
         self.publisher.queue.close()
         self.policies.queue.close()
         self.gone_claims.queue.close()
+
+
+def _report_features(metrics: Metrics, features: ServerFeatures) -> None:
+    for gate in GATES.values():
+        metrics.missing_gates.labels(gate).set(float(gate in features.missing_gates()))
+    if not features.multi_allocation:
+        log.warning(advice_to_administrators())
 
 
 def _tolerators(env: Environment, state: State) -> Tolerators:

@@ -7,6 +7,7 @@ is in ``execution``. Here is what makes a pool worth looking at, and what is see
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 
 import structlog
@@ -29,9 +30,9 @@ from dra_driver.api.meta import DriverName
 from dra_driver.api.own.inventory import DeviceInventory, inventory_name
 from dra_driver.api.own.policy import DevicePolicy
 from dra_driver.api.resource import ResourceSlice
-from dra_driver.errors import Invalid
+from dra_driver.errors import DraError, Invalid
 from dra_driver.kube import EventRecorder, Handler, Informer, WorkQueue
-from dra_driver.kube.features import probe_features
+from dra_driver.kube.features import KeptFields
 from dra_driver.kube.slices import AlteredByServer
 from dra_driver.ownership import (
     PoolAllocator,
@@ -86,6 +87,7 @@ class Publisher:
         extended_resources: ExtendedResources | None = None,
         assume_cache: AssumeCache | None = None,
         rule_changed: Callable[[PoolID, PoolPolicy], None] = lambda _pool, _policy: None,
+        server_changed: Callable[[ServerFeatures], None] = lambda _: None,
     ) -> None:
         """Connect the parts.
 
@@ -104,6 +106,7 @@ class Publisher:
             extended_resources: what device plugins hand out; if None, nothing is withheld because of them.
             assume_cache: what claims hold; if None, they hold nothing.
             rule_changed: called at once with a pool and its policy, when that is another one.
+            server_changed: called when the API server keeps other fields of slices than before.
         """
         self._client = client
         self._config = config
@@ -128,8 +131,10 @@ class Publisher:
         # Resources of device plugins that have gone, and other drivers, by pool: since when.
         self._gone: dict[PoolID, Mapping[str, float]] = {}
         self._gone_drivers: dict[PoolID, Mapping[tuple[DriverName, str], float]] = {}
-        self._features: ServerFeatures | None = None
-        self._probing = asyncio.Lock()
+        self._kept = KeptFields(
+            client, config.drivers[0], clock, config.timings.probe, changed=self._server_changed
+        )
+        self._server_changes = server_changed
         self.queue: WorkQueue[str] = WorkQueue("publisher", max_delay=30.0)
         self._others = OtherDrivers(
             slices,
@@ -145,23 +150,31 @@ class Publisher:
     @property
     def features(self) -> ServerFeatures | None:
         """What the server keeps; None before it was asked."""
-        return self._features
+        return self._kept.known
 
     @property
     def allocator(self) -> PoolAllocator:
         """``CONTROLLER`` where some pool may be ours, after what the server can do was considered."""
-        if self._features is not None and not self._features.taints:
+        if self.features is not None and not self.features.taints:
             return PoolAllocator.SCHEDULER
         if self._policies is not None and self._policies.wants_controller(self._config.drivers):
             return PoolAllocator.CONTROLLER
         return self._config.allocator
 
     async def probe(self) -> ServerFeatures:
-        """Return what the server keeps; it is asked once, and again after it has altered a slice."""
-        async with self._probing:
-            if self._features is None:
-                self._features = await probe_features(self._client, self._config.drivers[0])
-            return self._features
+        """Return what the server keeps; it is asked again now and then, and after it has altered a slice."""
+        return await self._kept.now()
+
+    async def follow_server(self) -> None:
+        """Ask again and again what the server keeps, until cancelled."""
+        while True:
+            await asyncio.sleep(self._config.timings.probe)
+            with contextlib.suppress(DraError):  # the pools that wait for an answer report it
+                await self._kept.look()
+
+    def _server_changed(self, features: ServerFeatures) -> None:
+        self._server_changes(features)
+        self.look_at_all()
 
     async def run(self) -> None:
         """Publish until cancelled. The informers must be synced."""
@@ -315,7 +328,7 @@ class Publisher:
             await self._execution.carry_out(plan, inventory)
         except (AlteredByServer, Invalid):
             # It may keep less than before: an attribute whose list is dropped has no value.
-            self._features = None
+            self._kept.doubt()
             raise
 
     async def _look_at_the_rest(self, name: str) -> None:

@@ -1,11 +1,17 @@
 """What the API server keeps of ResourceSlices and of claims, found out before the first slice is published.
 
 The server drops fields of disabled feature gates in silence, and a slice without its counters or taints means
-something else than the one that was sent. Version numbers say nothing about gates, so each field is sent once
-in a dry run and looked for in the answer.
+something else than the one that was sent. Version numbers say nothing about gates, so each field is sent in a
+dry run and looked for in the answer; again and again, for an upgrade or a rollback of the server changes it.
 """
 
 from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import structlog
 
@@ -25,16 +31,119 @@ from dra_driver.api.resource import (
     ResourceSlice,
     ResourceSliceSpec,
 )
-from dra_driver.errors import ApiError, ApiUnavailable, Invalid
-from dra_driver.ports import KubeClient
+from dra_driver.errors import ApiError, ApiUnavailable, DraError, Invalid
+from dra_driver.ports import Clock, KubeClient
 from dra_driver.resourceslice import ServerFeatures, altered
 
-__all__ = ["drops_capacity", "keeps_capacity", "probe_features"]
+__all__ = ["KeptFields", "drops_capacity", "keeps_capacity", "probe_features"]
 
 log = structlog.get_logger(__name__)
 
 _NAME = "dra-driver-probe"
 _ONE = Quantity.of(1)
+# After which a field counts that was dropped before.
+_LOOKS: Final = 3
+
+
+class KeptFields:
+    """Which fields the API server keeps, asked again and again.
+
+    A field that is dropped counts as dropped at once: what is published would mean something else. One that
+    is kept now and was not counts after some looks in a row: while the API servers of a control plane are
+    upgraded one after the other, one of them answers so and the next otherwise.
+
+    Args:
+        client: the server.
+        driver: ours.
+        clock: of the time between two looks.
+        seconds: between two looks.
+        node_name: see ``probe_features``.
+        changed: called with what is known when that has changed; not for the first answer.
+
+    Attributes:
+        known: what counts; None before the server was asked.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        driver: DriverName,
+        clock: Clock,
+        seconds: float,
+        node_name: str | None = None,
+        changed: Callable[[ServerFeatures], None] = lambda _: None,
+    ) -> None:
+        self._client = client
+        self._driver = driver
+        self._clock = clock
+        self._seconds = seconds
+        self._node_name = node_name or _NAME
+        self._changed = changed
+        self._looks: deque[ServerFeatures] = deque(maxlen=_LOOKS)
+        self._due = float("-inf")
+        self._doubted = False
+        self._asking = asyncio.Lock()
+        self.known: ServerFeatures | None = None
+
+    def doubt(self) -> None:
+        """Ask again at the next call: the server has made something else of what it was sent."""
+        self._doubted = True
+
+    async def now(self) -> ServerFeatures:
+        """Return what counts, after another look where one is due.
+
+        A server that does not answer keeps what it kept, unless that is in doubt.
+
+        Raises:
+            ApiError, ApiUnavailable: see ``probe_features``.
+        """
+        async with self._asking:
+            if self.known is not None and not self._doubted and self._clock.monotonic() < self._due:
+                return self.known
+            return await self._look()
+
+    async def look(self) -> ServerFeatures:
+        """Return what counts after another look, whenever the last one was.
+
+        Raises:
+            ApiError, ApiUnavailable: see ``now``.
+        """
+        async with self._asking:
+            return await self._look()
+
+    async def _look(self) -> ServerFeatures:
+        known = self.known
+        try:
+            look = await probe_features(self._client, self._driver, self._node_name)
+        except DraError as e:
+            if known is None or self._doubted:
+                raise
+            self._due = self._clock.monotonic() + self._seconds
+            log.warning("cannot ask the API server what it keeps; it counts as before", error=str(e))
+            return known
+        self._due = self._clock.monotonic() + self._seconds
+        self._doubted = False
+        self._looks.append(look)
+        self.known = now = look if known is None else _after(known, look, self._looks)
+        if now != known:
+            log.info(
+                "what the API server keeps of slices counts from now on",
+                **dataclasses.asdict(now),
+                gates_off=",".join(now.missing_gates()) or "none",
+            )
+            if known is not None:
+                self._changed(now)
+        return now
+
+
+def _after(known: ServerFeatures, look: ServerFeatures, looks: Sequence[ServerFeatures]) -> ServerFeatures:
+    """Return what counts after a look, the last one of ``looks``."""
+
+    def counts(name: str) -> bool:
+        confirmed = len(looks) >= _LOOKS and all(getattr(each, name) for each in looks)
+        return bool(getattr(look, name)) and (bool(getattr(known, name)) or confirmed)
+
+    return ServerFeatures(**{f.name: counts(f.name) for f in dataclasses.fields(ServerFeatures)})
 
 
 async def probe_features(client: KubeClient, driver: DriverName, node_name: str = _NAME) -> ServerFeatures:
@@ -48,21 +157,12 @@ async def probe_features(client: KubeClient, driver: DriverName, node_name: str 
     Raises:
         ApiError, ApiUnavailable: the server could not be asked (``Forbidden``: no right to create slices).
     """
-    features = ServerFeatures(
+    return ServerFeatures(
         taints=await _survives(client, driver, node_name, _tainted()),
         counters=await _survives(client, driver, node_name, None, counters=True),
         multi_allocation=await _survives(client, driver, node_name, _shareable()),
         lists=await _survives(client, driver, node_name, _listed()),
     )
-    log.info(
-        "API server asked which fields of slices it keeps",
-        taints=features.taints,
-        counters=features.counters,
-        multi_allocation=features.multi_allocation,
-        lists=features.lists,
-        gates_off=",".join(features.missing_gates()) or "none",
-    )
-    return features
 
 
 async def drops_capacity(client: KubeClient, driver: DriverName) -> bool:

@@ -27,7 +27,7 @@ from dra_driver.api.own.policy import PUBLISH, WITHHOLD
 from dra_driver.api.resource import ResourceSlice
 from dra_driver.errors import DraError, Invalid
 from dra_driver.kube import SystemClock
-from dra_driver.kube.features import probe_features
+from dra_driver.kube.features import KeptFields
 from dra_driver.kube.slices import AlteredByServer, carry_out
 from dra_driver.ownership import (
     pool_of_inventory,
@@ -59,6 +59,9 @@ _LOOK_AGAIN_SECONDS: Final = 5.0
 # How long a device plugin that comes may stay unseen. At 5,000 nodes these are 170 reads of a Node a second,
 # and as many of a DeviceInventory: together less than what the kubelets write to leases.
 LOOK_AT_NODE_SECONDS: Final = 30.0
+# Between two questions what the API server keeps, which changes with its upgrade: four requests each, so 70 a
+# second at 5,000 nodes.
+_PROBE_SECONDS: Final = 300.0
 
 log = structlog.get_logger(__name__)
 
@@ -101,8 +104,8 @@ class NodePublisher:
         self._registration = registration
         self._patience = take_over_seconds
         self._waiting_since: float | None = None
-        self._features: ServerFeatures | None = None
         self._clock = clock or SystemClock()
+        self._kept = KeptFields(client, driver, self._clock, _PROBE_SECONDS, node_name)
         self._withholds = beside_device_plugin != PUBLISH
         # Resources of device plugins that have gone: since when.
         self._gone: Mapping[str, float] = {}
@@ -144,23 +147,22 @@ class NodePublisher:
         )
         if not is_due(seen):
             return inventory  # what is gone comes back with another epoch; until then nothing is asked
-        if self._features is None:
-            self._features = await probe_features(self._client, self._driver, self._node_name)
+        features = await self._kept.now()
         node = await self._client.get(NODES, self._node_name)
         elsewhere = await self.others.elsewhere(inventory) if self.others is not None else None
-        plan = plan_publication(replace(seen, features=self._features, node=node, elsewhere=elsewhere))
+        plan = plan_publication(replace(seen, features=features, node=node, elsewhere=elsewhere))
         return await self._carry_out(plan, inventory)
 
     async def _carry_out(self, plan: PublicationPlan, inventory: DeviceInventory) -> DeviceInventory:
         self._gone, self._gone_drivers = plan.gone, plan.gone_drivers
-        if self._withholds or self.others is not None:
-            self.again = min(plan.again or LOOK_AT_NODE_SECONDS, LOOK_AT_NODE_SECONDS)
+        looks = LOOK_AT_NODE_SECONDS if self._withholds or self.others is not None else _PROBE_SECONDS
+        self.again = min(plan.again or looks, looks)
         try:
             inventory = await carry_out(
                 self._client, plan, inventory, self._clock, _Observer(plan, self._report)
             )
         except (AlteredByServer, Invalid):
-            self._features = None  # asked anew
+            self._kept.doubt()
             raise
         todo, desired = plan.slices, plan.desired
         if todo is not None and desired is not None and not todo.empty:
