@@ -45,7 +45,7 @@ from dra_driver.publishing.epochs import (
     epoch_state,
 )
 from dra_driver.publishing.freeze import changes_forms
-from dra_driver.publishing.handover import Handover, HandoverEffect, HandoverFacts, look
+from dra_driver.publishing.handover import Handover, HandoverEffect, HandoverFacts, HandoverState, look
 from dra_driver.publishing.loans import (
     Loan,
     PoolFacts,
@@ -112,6 +112,10 @@ def _plan(seen: Seen, pool: PoolID, node: Node) -> PublicationPlan:
         labels=CREATED_BY_NODE if seen.by_node else CREATED_BY_CONTROLLER,
     )
     steps = tuple(_Steps(seen, desired, todo, made.handover, made.look.loans, state).all())
+    if made.handover.state is HandoverState.YIELDING and not seen.features.taints:
+        # A server that drops taints was taken back to an older version. What it has keeps them until the pool
+        # is drained, if nothing is written.
+        steps = ()
     writes = any(isinstance(step, WriteSlice | DeleteSlice) for step in steps)
     return PublicationPlan(
         pool=pool,

@@ -227,7 +227,14 @@ def test_a_rollback_gives_the_pools_to_kube_scheduler_before_the_next_minute_is_
         cluster.edit(RESOURCE_CLAIMS, "ours", {"status": builders.reserved("ours")}, NS)
         held = h.device_of("ours")
         cluster.strip = old
-        await h.until(lambda: (h.noted(), h.tainted()) == ("scheduler", {False}), 60.0)
+        seen: set[tuple[str, bool]] = set()
+
+        def drained() -> bool:
+            seen.update((h.noted(), tainted) for tainted in h.tainted())
+            return (h.noted(), h.tainted()) == ("scheduler", {False})
+
+        await h.until(drained, 60.0)
+        assert ("controller", False) not in seen, "kube-scheduler could allocate before the pool was drained"
         await h.until(lambda: h.published() == "FeatureGateDisabled", 60.0)
         assert set(h.devices()) == {"gpu-0", "gpu-1"}
         assert h.device_of("ours") == held
