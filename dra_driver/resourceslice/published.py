@@ -95,6 +95,8 @@ class Forms:
         held = [p for p in partitions if self._in_use(p.name)]
         if settings.hide and not held and not self._in_use(base.name):
             return
+        if self._loses(base, held):
+            return
         # A condition that leaves room for partitions is none of all of them.
         everywhere = health_taints((h for h in found.health if h.places is None), settings.health)
         sick = health_taints(found.health, settings.health)
@@ -117,6 +119,21 @@ class Forms:
         self._publish(
             found, base, taints, sick, settings, partitions, {p.name: p for p in (*chosen, *kept)}, kept
         )
+
+    def _loses(self, base: Device, held: Sequence[PartitionDevice]) -> bool:
+        """Return whether the server would drop that parts in use leave no room for others: a rollback of it.
+
+        Whole, the device would be given to a second claim, so it is left out until its parts are free.
+        """
+        lost = {}
+        if held and not self._features.counters:
+            lost[GATES["counters"]] = "partitions; whole devices are published instead"
+        if base.name in self._usage.shared and not self._features.multi_allocation:
+            lost[GATES["multi_allocation"]] = "shares; devices are published unshared instead"
+        if lost:
+            self.missing |= lost
+            self._problems.append(f"device {base.name}: left out, parts of it are in use")
+        return bool(lost)
 
     def join(self, other: Forms) -> None:
         """Take over what another one has collected."""
@@ -200,7 +217,7 @@ class Forms:
                 if problem:
                     self._problems.append(f"device {name}: not shared, {problem}")
                 new = limit_facts(new, self._problems)
-        if name in self._usage.shared and self._features.multi_allocation:
+        if name in self._usage.shared:
             return self._still_shared(base, new, settings, taints)
         if new.allow_multiple_allocations and (name in self._usage.whole or cut):
             self._wait(settings, "share", f"device {name} is in use and is shared when it is free")

@@ -513,3 +513,29 @@ def test_a_forced_allocator_is_published_and_the_wanted_one_is_remembered() -> N
     pool = build([gpu()], options=options)
     assert (pool.allocator, pool.wanted) == (PoolAllocator.CONTROLLER, PoolAllocator.SCHEDULER)
     assert [t.key for t in devices(pool)["gpu-0"].taints] == [CONTROLLER_TAINT]
+
+
+# --- a server that was taken back to an older version -------------------------------------------------------
+
+
+def test_a_gpu_with_a_partition_in_use_is_left_out_where_counters_are_dropped() -> None:
+    cut = gpu(partitions=PROFILES)
+    all_profiles = policy(partitions=PartitionPolicy(profiles=("*",)))
+    part = min(d for d in devices(build([cut], all_profiles)) if d != "gpu-0")
+    for policies in ((all_profiles,), ()):
+        pool = build([cut, gpu("gpu-1")], *policies, usage=Usage(whole=frozenset({part})), counters=False)
+        assert set(devices(pool)) == {"gpu-1"}, "the whole GPU would be given to a second claim"
+        assert pool.problems == ("device gpu-0: left out, parts of it are in use",)
+        assert "DRAPartitionableDevices" in pool.missing
+        assert not pool.partitioned
+    assert set(devices(build([cut], all_profiles, counters=False))) == {"gpu-0"}
+
+
+def test_a_gpu_of_which_shares_are_in_use_is_left_out_where_they_are_dropped() -> None:
+    shares = policy(share=SharePolicy(max_shares=4))
+    published = devices(build([gpu()], shares))
+    usage = Usage(shared=frozenset({"gpu-0"}), published=published)
+    pool = build([gpu(), gpu("gpu-1")], shares, usage=usage, multi_allocation=False)
+    assert set(devices(pool)) == {"gpu-1"}
+    assert "DRAConsumableCapacity" in pool.missing
+    assert set(devices(build([gpu()], shares, multi_allocation=False))) == {"gpu-0"}
