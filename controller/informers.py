@@ -21,9 +21,9 @@ from controller.allocate.decide import (
 )
 from controller.allocate.releasing.doubles import HELD_INDEX, pools_held
 from controller.allocate.state.pod_groups import PodGroupInformer, served_pod_groups
-from controller.allocate.state.served import informer_if_served
+from controller.allocate.state.served import informer_when_served
 from controller.allocate.state.storage import PODS_OF_CLAIM, StorageInformers, claims_to_be_mounted
-from controller.allocate.state.taint_rules import served_rules, until_rules_are_known
+from controller.allocate.state.taint_rules import VERSIONS, served_rules, until_rules_are_known
 from controller.publish.publisher import POOL_INDEX, pool_of
 from dra_driver.api.core import NAMESPACES, NODES, PODS, Namespace, Node, Pod
 from dra_driver.api.names import PREEMPTIBLE_LABEL
@@ -40,7 +40,9 @@ from dra_driver.api.resource import (
     ResourceClaim,
     ResourceClaimTemplate,
     ResourceSlice,
+    device_taint_rules,
 )
+from dra_driver.api.scheduling import POD_GROUP_VERSIONS, pod_groups
 from dra_driver.errors import DraError, NotFound
 from dra_driver.kube import Informer
 from dra_driver.ports import KubeClient
@@ -53,7 +55,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Informers:
-    """Local copies of what is watched; ``taint_rules`` is None where the API server has none.
+    """Local copies of what is watched; of PodGroups and taint rules where, and once, the API server has them.
 
     ``kept_namespaces`` are those whose pods are never preempted; ``namespaces`` are all, which lending needs.
     """
@@ -71,7 +73,7 @@ class Informers:
     budgets: Informer[PodDisruptionBudget]
     kept_namespaces: Informer[Namespace]
     namespaces: Informer[Namespace]
-    taint_rules: Informer[DeviceTaintRule] | None = None
+    taint_rules: Informer[DeviceTaintRule]
 
     @classmethod
     async def of(cls, client: KubeClient, group_labels: Collection[str]) -> Informers:
@@ -107,17 +109,19 @@ class Informers:
                 keeper=allowance.of_pods(),
             ),
             storage=StorageInformers(client),
-            pod_groups=PodGroupInformer(await informer_if_served(client, served_pod_groups)),
+            pod_groups=PodGroupInformer(
+                await informer_when_served(client, served_pod_groups, pod_groups(POD_GROUP_VERSIONS[0]))
+            ),
             budgets=Informer(client, POD_DISRUPTION_BUDGETS, keeper=allowance.of_budgets()),
             kept_namespaces=Informer(client, NAMESPACES, label_selector=f"{PREEMPTIBLE_LABEL}=false"),
             namespaces=Informer(client, NAMESPACES),
-            taint_rules=await informer_if_served(client, served_rules),
+            taint_rules=await informer_when_served(client, served_rules, device_taint_rules(VERSIONS[0])),
         )
 
     def all(self) -> tuple[Informer[Any], ...]:
         """Return all of them."""
-        optional = (self.policies,) if self.taint_rules is None else (self.policies, self.taint_rules)
-        return (*self._needed(), *self.storage.all(), *self.pod_groups.all(), *optional)
+        rest = (*self.storage.all(), *self.pod_groups.all())
+        return (*self._needed(), *rest, self.policies, self.taint_rules)
 
     def _needed(self) -> tuple[Informer[Any], ...]:
         return (
@@ -146,7 +150,7 @@ class Informers:
         for informer in self._needed():
             await informer.synced.wait()
         await _until_policies(client, self.policies)
-        if self.taint_rules is not None:
+        if self.taint_rules.served:
             await until_rules_are_known(client, self.taint_rules)
         await self.storage.settled.wait()
         await self.pod_groups.settled.wait()

@@ -57,7 +57,6 @@ def wakeups_of(
 ) -> Wakeups:
     """Return the allocator's queues, which the informers fill from now on."""
     informers = env.informers
-    rules = (informers.taint_rules,) if informers.taint_rules is not None else ()
     wakeups = Wakeups(
         env.config.timings,
         env.clock,
@@ -71,7 +70,7 @@ def wakeups_of(
         pods=informers.pods,
         claims=informers.claims,
         nodes=informers.nodes,
-        others=(informers.slices, informers.classes, *rules),
+        others=(informers.slices, informers.classes, informers.taint_rules),
         groups_of=groups_by(env.config.group_labels),
         wants_loan=functools.partial(wants_loan, claim_of=state.assume_cache.get)
         if env.config.lending is LendingMode.ON

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -24,6 +24,8 @@ T = TypeVar("T", bound=WireObject)
 
 log = structlog.get_logger(__name__)
 
+# Between two looks whether a kind is served now: an upgrade of the API server brings it.
+_UNSERVED_SECONDS: Final = 30.0
 # Unlike 401, which passes when a token is renewed.
 _NOT_ALLOWED = 403
 # For which the event loop takes in objects of a first list without doing anything else.
@@ -75,7 +77,12 @@ class Informer(Generic[T]):
     keeps what was last known. So it does for an object that cannot be read, which is not one that is gone.
     Only a claim with devices that are not known keeps it from being filled for the first time.
 
+    With ``find`` the kind may be one that the API server serves in another version after an upgrade or a
+    rollback, or not at all. Where it is found twice in a row that there is no such kind, there are no objects
+    of it: once may be another server of a control plane that is just being upgraded.
+
     Attributes:
+        served: whether the API server has the kind, as far as known.
         synced: set when the store has been filled.
         failing: whether a list or watch has failed since the API server last sent something.
         access: whether the API server let us read the last time that it said; None: it has not said yet.
@@ -95,10 +102,15 @@ class Informer(Generic[T]):
         indices: Mapping[str, Callable[[T], Iterable[Hashable]]] | None = None,
         watch_seconds: int = 300,
         keeper: Keeper[T] | None = None,
+        find: Callable[[KubeClient], Awaitable[Resource[T] | None]] | None = None,
+        served: bool = True,
     ) -> None:
         self._client = client
         self._keeper = keeper
         self._resource = resource if keeper is None else resource.keeping(keeper.keep)
+        self._find = find
+        self._missed = False
+        self.served = served
         self._namespace = namespace
         self._label_selector = label_selector
         self._field_selector = field_selector
@@ -172,6 +184,9 @@ class Informer(Generic[T]):
         backoff = Backoff(base=0.1, cap=30.0)
         while True:
             try:
+                if not self.served and not await self._find_kind():
+                    await asyncio.sleep(_UNSERVED_SECONDS)
+                    continue
                 if not self._resource_version:
                     await self._list()
                     backoff.reset()
@@ -196,12 +211,33 @@ class Informer(Generic[T]):
                     error=f"{type(e).__name__}: {e}",
                     retry_in=round(delay, 2),
                 )
+                if self._find is not None and isinstance(e, NotFound):
+                    self.served = False
                 if refused:
                     self._set_access(False)
                 if isinstance(e, ApiError) and not isinstance(e, ApiUnavailable) and backoff.failures > 3:
                     # Some servers answer 400 or 500 to a resourceVersion that they never gave out.
                     self._resource_version = ""
                 await asyncio.sleep(delay)
+
+    async def _find_kind(self) -> bool:
+        """Look in which version the kind is served, and return whether it is in one.
+
+        Raises:
+            ApiError, ApiUnavailable: the API server does not say.
+        """
+        found = await self._find(self._client) if self._find is not None else self._resource
+        if found is not None:
+            log.info("the API server serves a kind that it did not serve", resource=repr(found))
+            self._resource = found if self._keeper is None else found.keeping(self._keeper.keep)
+            self._resource_version = ""
+        elif self._missed:
+            self.failing = False
+            for key in tuple(self._store):
+                self._remove(key)
+        self.served = found is not None
+        self._missed = found is None
+        return self.served
 
     def _set_access(self, access: bool) -> None:
         if self.access is not access:

@@ -48,7 +48,7 @@ class PodGroupInformer:
     """A local copy of all PodGroups.
 
     Args:
-        informer: not started; None where the kind is not served.
+        informer: not started.
 
     Attributes:
         informer: that was given.
@@ -56,31 +56,28 @@ class PodGroupInformer:
         changed: sent with ``unknown`` when that changes.
     """
 
-    def __init__(self, informer: Informer[PodGroup] | None) -> None:
+    def __init__(self, informer: Informer[PodGroup]) -> None:
         self.informer = informer
         self.settled = asyncio.Event()
         self.changed: Signal[[str]] = Signal()
-        if informer is None:
+        informer.access_changed.append(self._access_changed)
+        if not informer.served:
             self.settled.set()
-        else:
-            informer.access_changed.append(self._access_changed)
 
     @property
     def unknown(self) -> str:
         """Why PodGroups are not known; empty where they are."""
-        if self.informer is None:
+        if not self.informer.served:
             return NOT_SERVED
         return NOT_READ if self.informer.access is False else ""
 
     def all(self) -> tuple[Informer[PodGroup], ...]:
-        """Return the informer, if there is one."""
-        return () if self.informer is None else (self.informer,)
+        """Return the informer."""
+        return (self.informer,)
 
     def find(self, key: ObjectKey) -> PodGroup | str:
         """Return a PodGroup, or why it is not known."""
-        if self.informer is None or self.unknown:
-            return self.unknown
-        return self.informer.get(key) or MISSING
+        return self.unknown or self.informer.get(key) or MISSING
 
     def _access_changed(self) -> None:
         if self.unknown:

@@ -13,7 +13,7 @@ from dra_driver.errors import DraError
 from dra_driver.kube import Backoff, Informer
 from dra_driver.ports import KubeClient
 
-__all__ = ["informer_if_served", "newest_served"]
+__all__ = ["informer_when_served", "newest_served"]
 
 T = TypeVar("T", bound=WireObject)
 
@@ -38,16 +38,17 @@ async def newest_served(client: KubeClient, group: str, plural: str, versions: S
     return None
 
 
-async def informer_if_served(
-    client: KubeClient, find: Callable[[KubeClient], Awaitable[Resource[T] | None]]
-) -> Informer[T] | None:
-    """Return an informer that is not started; None where the kind is not served.
+async def informer_when_served(
+    client: KubeClient, find: Callable[[KubeClient], Awaitable[Resource[T] | None]], newest: Resource[T]
+) -> Informer[T]:
+    """Return an informer that is not started, and that looks for the kind while it is not served.
 
     The API server is asked until it answers.
 
     Args:
         client: lists and watches.
         find: returns the version of the kind that is served, if any.
+        newest: the kind in its newest version.
     """
     backoff = Backoff(base=0.5, cap=10.0)
     while True:
@@ -58,4 +59,4 @@ async def informer_if_served(
             log.error("cannot ask the API server for its kinds", error=str(e), retry_in=round(delay, 2))
             await asyncio.sleep(delay)
         else:
-            return Informer(client, resource) if resource is not None else None
+            return Informer(client, resource or newest, find=find, served=resource is not None)

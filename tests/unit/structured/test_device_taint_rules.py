@@ -8,6 +8,7 @@ from typing import Any
 
 import builders
 import pytest
+import virtual_time
 from builders import DRIVER, PROTECTED
 from builders import NAMESPACE as NS
 from fake_client import FakeClient
@@ -17,11 +18,11 @@ from controller.allocate.decide import Decision, Decisions, PodID, PodQuestion, 
 from controller.allocate.signal import Signal
 from controller.allocate.state.assume_cache import AssumeCache
 from controller.allocate.state.following import follow
-from controller.allocate.state.served import informer_if_served
+from controller.allocate.state.served import informer_when_served
 from controller.allocate.state.taint_rules import served_rules, until_rules_are_known
 from dra_driver.api import codec
 from dra_driver.api.core import NODES, PODS
-from dra_driver.api.meta import ObjectKey
+from dra_driver.api.meta import ObjectKey, Resource
 from dra_driver.api.resource import (
     DEVICE_CLASSES,
     RESOURCE_CLAIMS,
@@ -31,7 +32,8 @@ from dra_driver.api.resource import (
     device_taint_rules,
 )
 from dra_driver.errors import Forbidden
-from dra_driver.kube import Informer
+from dra_driver.kube import Handler, Informer
+from dra_driver.ports import KubeClient
 from dra_driver.structured import with_rules
 
 RULES = device_taint_rules("v1beta2")
@@ -211,14 +213,14 @@ def test_the_version_is_found_and_absence_is_fine() -> None:
     async def scenario() -> None:
         cluster = FakeClient()
         cluster.withdraw(RULES)
-        assert await informer_if_served(cluster, served_rules) is None
+        assert not (await informer_when_served(cluster, served_rules, RULES)).served
         cluster.serve(device_taint_rules("v1alpha3"))
-        informer = await informer_if_served(cluster, served_rules)
-        assert informer is not None
+        informer = await informer_when_served(cluster, served_rules, RULES)
+        assert informer.served
         assert informer.resource.version == "v1alpha3"
         cluster.serve(device_taint_rules("v1beta2"))
-        informer = await informer_if_served(cluster, served_rules)
-        assert informer is not None
+        informer = await informer_when_served(cluster, served_rules, RULES)
+        assert informer.served
         assert informer.resource.version == "v1beta2"
 
         def refuse(verb: str, kind: str, name: str, subresource: str) -> None:
@@ -228,6 +230,48 @@ def test_the_version_is_found_and_absence_is_fine() -> None:
         await asyncio.wait_for(until_rules_are_known(cluster, informer), 60)
 
     asyncio.run(scenario())
+
+
+def test_rules_of_another_version_are_followed_and_those_of_no_version_are_none() -> None:
+    cluster = FakeClient()
+    cluster.withdraw(RULES)
+    absent = 0
+
+    async def found(client: KubeClient) -> Resource[DeviceTaintRule] | None:
+        nonlocal absent
+        if absent:  # as another server of a control plane answers that is just being upgraded
+            absent -= 1
+            return None
+        return await served_rules(client)
+
+    async def scenario() -> None:
+        informer = await informer_when_served(cluster, found, RULES)
+        gone: list[str] = []
+        informer.add_handler(Handler(deleted=lambda rule: gone.append(rule.metadata.name)))
+        task = asyncio.create_task(informer.run())
+        await asyncio.sleep(60)
+        assert (informer.served, len(informer)) == (False, 0)
+        cluster.serve(device_taint_rules("v1alpha3"))
+        cluster.put(device_taint_rules("v1alpha3"), rule_body({}, "NoSchedule"))
+        await asyncio.sleep(60)
+        assert (informer.resource.version, len(informer)) == ("v1alpha3", 1)
+
+        nonlocal absent
+        absent = 1
+        kind = device_taint_rules("v1alpha3")
+        cluster.registry.kinds.remove(kind.group, kind.plural)
+        cluster.serve(device_taint_rules("v1beta2"))
+        cluster.expire()
+        await asyncio.sleep(90)
+        assert (informer.resource.version, len(informer), gone) == ("v1beta2", 1, [])
+
+        cluster.withdraw(RULES)
+        cluster.expire()
+        await asyncio.sleep(90)
+        assert (informer.served, len(informer), len(gone)) == (False, 0, 1)
+        task.cancel()
+
+    virtual_time.run(scenario())
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -353,6 +353,30 @@ def test_pods_wait_where_pod_groups_are_not_served() -> None:
     run(cluster, scenario)
 
 
+def test_an_upgrade_that_brings_pod_groups_is_seen_and_one_that_takes_them_too() -> None:
+    cluster = cluster_of(n1=(40, 40))
+    cluster.withdraw(POD_GROUPS)
+    native_member(cluster, "a")
+
+    async def scenario(h: Harness) -> None:
+        await asyncio.sleep(60)
+        assert not h.devices("a")
+        cluster.serve(POD_GROUPS)
+        pod_group(cluster, least=1)
+        await asyncio.sleep(60)
+        assert h.devices("a")
+        # A rollback: the objects are not served, and the server's restart ends what is watched.
+        cluster.withdraw(POD_GROUPS)
+        cluster.expire()
+        await asyncio.sleep(120)
+        native_member(cluster, "b")
+        await asyncio.sleep(10)
+        assert not h.devices("b")
+        assert h.devices("a")
+
+    run_long(cluster, scenario)
+
+
 # --- beside kube-scheduler ----------------------------------------------------------------------------------
 
 
