@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 TRUST_NOBODY := SSL_CERT_FILE=/dev/null
 
 .DEFAULT_GOAL := help
-.PHONY: account-table help venv demo test test-long test-nightly lint lint-workflows fmt types proto proto-check crash-test fault-test stop-test attack bench compare e2e chart-test page-test manifests wheel image sbom release-dry-run docs constraints clean
+.PHONY: account-table help venv demo test test-long test-nightly lint lint-workflows fmt types proto proto-check crash-test fault-test stop-test attack bench compare e2e upgrade-test chart-test page-test manifests wheel image sbom release-dry-run docs constraints clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -111,6 +111,10 @@ $(BUILT_HELM): deploy/helm/package.json deploy/helm/package-lock.json
 	@mkdir -p build/helm && cp deploy/helm/package.json deploy/helm/package-lock.json build/helm
 	@npm ci --prefix build/helm --silent --no-audit --no-fund --ignore-scripts
 	@touch $@
+
+upgrade-test: $(STAMP) ## Kubernetes is upgraded and taken back under running pods: BIN="DIR DIR…", a folder a release, oldest first; root
+	@PYTHONPATH=tests/e2e $(VENV_BIN)/python -m local $(foreach dir,$(BIN),--bin "$(dir)") -- \
+	  $(VENV_BIN)/python -m pytest -m e2e tests/e2e/upgrades $(ARGS)
 
 chart-test: $(STAMP) $(HELM) ## the Helm chart: lint, every combination of values, drift; HELM=PATH takes another helm
 	@HELM=$(abspath $(HELM)) $(VENV_BIN)/python -m pytest -m 'not e2e' tests/chart $(ARGS)

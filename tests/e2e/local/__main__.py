@@ -25,7 +25,14 @@ NAMESPACES = ("--mount", "--propagation=slave", "--net", "--pid", "--ipc", "--ut
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(prog="local", description=__doc__)
-    parser.add_argument("--bin", default="", metavar="DIR", help="folder of Kubernetes release binaries")
+    parser.add_argument(
+        "--bin",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="folder of Kubernetes release binaries; may be repeated, the oldest first: the cluster begins "
+        "with that, and the command may move it to the others",
+    )
     parser.add_argument(
         "--gpus", default="examples", metavar="PROFILE", help="the node's simulated GPUs; default: examples"
     )
@@ -43,15 +50,16 @@ def refuse(text: str) -> NoReturn:
 def main(arguments: Sequence[str]) -> int:
     """Checks, makes the namespaces, runs what is inside, clears up."""
     options = parse(arguments)
-    if not options.bin:
+    folders = [Path(name).absolute() for name in options.bin if name]
+    if not folders:
         refuse("which binaries? make e2e CLUSTER=local BIN=DIR, a folder of Kubernetes release binaries")
-    folder = Path(options.bin).absolute()
-    if not folder.is_dir():
-        refuse(f"BIN={folder}: no such folder; it should hold Kubernetes release binaries")
+    for folder in folders:
+        if not folder.is_dir():
+            refuse(f"BIN={folder}: no such folder; it should hold Kubernetes release binaries")
     if os.geteuid() != 0:
         refuse(f"needs root, for namespaces, mounts and cgroups; this is user {os.geteuid()}")
     try:
-        found = binaries.find(folder, binaries.search_path(os.environ))
+        found = [binaries.find(folder, binaries.search_path(os.environ)) for folder in folders]
     except binaries.MissingBinariesError as e:
         refuse(str(e))
     for root in host.remove_stale():
@@ -59,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
     with host.kernel_settings(), host.mount_points(*MOUNT_POINTS):
         root, lock = host.make_root()
         try:
-            return run(found["unshare"], settings_of(options, found, root), command_of(options), lock)
+            return run(found[0]["unshare"], settings_of(options, found, root), command_of(options), lock)
         finally:
             os.close(lock)
             host.remove_root(root)
@@ -70,13 +78,15 @@ def command_of(options: argparse.Namespace) -> list[str]:
     return list(options.command) or [sys.executable, "-m", "pytest", "-m", "e2e", str(SUITE)]
 
 
-def settings_of(options: argparse.Namespace, found: Mapping[str, Path], root: Path) -> dict[str, object]:
+def settings_of(
+    options: argparse.Namespace, found: Sequence[Mapping[str, Path]], root: Path
+) -> dict[str, object]:
     """What the process in the namespaces has to know."""
     return {
         "root": str(root),
         "project": str(PROJECT),
         "logs": str(options.logs.absolute()),
-        "binaries": {name: str(path) for name, path in found.items()},
+        "releases": [{name: str(path) for name, path in release.items()} for release in found],
         "gpus": options.gpus,
         "cgroup_version": host.cgroup_version(),
         "may_lower_oom_score": host.has_capability(host.CAP_SYS_RESOURCE),

@@ -31,18 +31,28 @@ MOUNT_POINTS = ("/var/lib/kubelet", "/etc/cdi", "/var/log", "/dev/infiniband", n
 
 
 class LocalCluster:
-    """One node and its control plane. To be used in namespaces of its own: it mounts over system folders."""
+    """One node and its control plane. To be used in namespaces of its own: it mounts over system folders.
 
-    def __init__(self, node: Node, binaries: Mapping[str, Path], project: Path) -> None:
+    Args:
+        node: the only one.
+        releases: the programs of each release of Kubernetes; the cluster begins with the first.
+        project: whose driver is installed.
+
+    Attributes:
+        releases: the releases by their names, such as ``v1.36.2``.
+    """
+
+    def __init__(self, node: Node, releases: Sequence[Mapping[str, Path]], project: Path) -> None:
         self.node = node
-        self._binaries = binaries
+        self._binaries = binaries = releases[0]
+        self.releases = {_release(b["kube-apiserver"]): b for b in releases}
         self._project = project
         folders = dict.fromkeys(str(p.parent) for p in binaries.values())
         path = os.pathsep.join([*folders, os.environ.get("PATH", os.defpath)])
         self.environment = {**os.environ, "PATH": path, "KUBECONFIG": str(node.admin_kubeconfig)}
         self.processes = Processes(node.root / "log", self.environment)
         self.files = NodeFiles(node.root / "files")
-        self._commands = configuration.command_lines(node, binaries, _release(binaries["kube-apiserver"]))
+        self._commands = configuration.command_lines(node, binaries, next(iter(self.releases)))
 
     def start(self, gpus: str) -> None:
         """Brings everything up, to the node's readiness; ``gpus`` is the node's simulated hardware.
@@ -61,11 +71,7 @@ class LocalCluster:
         self.processes.wait("containerd", "its socket", self._containerd_answers, 60)
         for archive in archives:
             self._import(archive)
-        ready = ["get", "--raw", "/readyz"]
-        self.processes.wait("kube-apiserver", "/readyz", lambda: self._succeeds(ready), PATIENCE_SECONDS)
-        # kubectl looks at it before it applies anything; on a busy machine it comes some time after that.
-        schema = ["get", "--raw", "/openapi/v2"]
-        self.processes.wait("kube-apiserver", "its schema", lambda: self._succeeds(schema), PATIENCE_SECONDS)
+        self._wait("kube-apiserver")
         for name in ("kube-controller-manager", "kube-scheduler", "kubelet"):
             self._start(name)
         self.processes.wait("kubelet", "a ready node", self._node_ready, PATIENCE_SECONDS)
@@ -205,6 +211,44 @@ class LocalCluster:
         self._start(name)
         self._wait(name)
 
+    def move(self, name: str, release: str) -> None:
+        """Stop a component as an administrator does, and start it as it is in another release.
+
+        Raises:
+            KeyError: the harness was not given that release.
+            NotUpError: it does not come up.
+        """
+        command = self._command(name, release)
+        self.processes.stop(name)
+        self.processes.start(name, command)
+        self._wait(name)
+
+    def replace_server(self, release: str) -> None:
+        """Start the API server of another release beside the present one, which is stopped then.
+
+        In between requests go to either, as in a control plane of several machines.
+
+        Raises:
+            KeyError: the harness was not given that release.
+            NotUpError: it does not come up.
+        """
+        old = self.processes.start("kube-apiserver", self._command("kube-apiserver", release))
+
+        def serves() -> bool:
+            answers = [self._kubectl("get", "--raw", path) for path in ("/version", "/readyz") * 5]
+            return all(a.returncode == 0 for a in answers) and any(
+                f'"{release}"' in a.stdout for a in answers
+            )
+
+        self.processes.wait("kube-apiserver", "/readyz beside the other", serves, PATIENCE_SECONDS)
+        self.processes.end(old)
+        self._wait("kube-apiserver")
+
+    def _command(self, name: str, release: str) -> list[str]:
+        command = configuration.command_lines(self.node, self.releases[release], release)[name]
+        self._commands[name] = command
+        return command
+
     def shut_down(self) -> None:
         """End what a reboot ends on a node, and empty its tmpfs."""
         for name in ("kubelet", "containerd"):
@@ -230,9 +274,15 @@ class LocalCluster:
     def _wait(self, name: str) -> None:
         if name == "containerd":
             self.processes.wait(name, "its socket", self._containerd_answers, 60)
-        else:
+        elif name == "kubelet":
             self.processes.wait(name, "its health", kubelet_healthy, 60)
             self.processes.wait(name, "a ready node", self._node_ready, PATIENCE_SECONDS)
+        elif name == "kube-apiserver":
+            ready = ["get", "--raw", "/readyz"]
+            self.processes.wait(name, "/readyz", lambda: self._succeeds(ready), PATIENCE_SECONDS)
+            # kubectl looks at it before it applies anything; on a busy machine it comes some time after that.
+            schema = ["get", "--raw", "/openapi/v2"]
+            self.processes.wait(name, "its schema", lambda: self._succeeds(schema), PATIENCE_SECONDS)
 
     def uninstall(self) -> None:
         """Takes the driver off again, in the order opposite to the installation's."""

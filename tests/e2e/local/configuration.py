@@ -270,6 +270,8 @@ def _apiserver(node: Node, binary: Path) -> list[str]:
         f"--etcd-servers={ETCD}",
         "--bind-address=0.0.0.0",
         "--secure-port=443",
+        # So that another release can be started beside it.
+        "--permit-port-sharing=true",
         f"--advertise-address={NODE_ADDRESS}",
         f"--tls-cert-file={pki / 'apiserver.crt'}",
         f"--tls-private-key-file={pki / 'apiserver.key'}",

@@ -17,6 +17,8 @@ class Control:
     def __init__(self, cluster: LocalCluster, path: Path) -> None:
         self._deeds: Mapping[str, Callable[..., object]] = {
             "restart": cluster.restart,
+            "move": cluster.move,
+            "replace_server": cluster.replace_server,
             "shut_down": cluster.shut_down,
             "boot": cluster.boot,
             "previous": cluster.install_previous,

@@ -90,7 +90,8 @@ def remove_stale() -> list[Path]:
     for root in _roots():
         with _try_lock(root / "lock") as free:
             if free:
-                remove_root(root)
+                with contextlib.suppress(FileNotFoundError):  # another run removes it as well
+                    remove_root(root)
                 removed.append(root)
     return removed
 

@@ -59,8 +59,8 @@ def work(command: Sequence[str], settings: dict[str, object]) -> int:
         may_lower_oom_score=bool(settings["may_lower_oom_score"]),
         snapshotter=str(settings["snapshotter"]),
     )
-    binaries = {name: Path(path) for name, path in _mapping(settings["binaries"]).items()}
-    cluster = LocalCluster(node, binaries, Path(str(settings["project"])))
+    releases = _releases(settings["releases"])
+    cluster = LocalCluster(node, releases, Path(str(settings["project"])))
     logs = Path(str(settings["logs"]))
     if host.mount_namespace() == settings["outer_mounts"]:
         raise RuntimeError("still in the machine's own mount namespace; this is started by `python -m local`")
@@ -79,9 +79,10 @@ def work(command: Sequence[str], settings: dict[str, object]) -> int:
             "E2E_CONTROL": str(control),
             "E2E_FILES": str(cluster.files.folder),
             "E2E_IMAGE": configuration.SHELL_IMAGE,
+            "E2E_RELEASES": " ".join(cluster.releases),
         }
-        if TEST_DRIVER in binaries:
-            environment["E2E_TEST_DRIVER"] = str(binaries[TEST_DRIVER])
+        if TEST_DRIVER in releases[0]:
+            environment["E2E_TEST_DRIVER"] = str(releases[0][TEST_DRIVER])
         code = subprocess.run(command, env=environment).returncode
         if dead := cluster.processes.dead():
             report(f"ended during the run: {', '.join(dead)}")
@@ -96,9 +97,9 @@ def work(command: Sequence[str], settings: dict[str, object]) -> int:
     return code
 
 
-def _mapping(value: object) -> dict[str, str]:
-    assert isinstance(value, dict)
-    return value
+def _releases(value: object) -> list[dict[str, Path]]:
+    assert isinstance(value, list)
+    return [{name: Path(path) for name, path in release.items()} for release in value]
 
 
 def report(text: str) -> None:

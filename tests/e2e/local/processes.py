@@ -35,8 +35,12 @@ class Processes:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
-    def start(self, name: str, command: Sequence[str]) -> None:
-        """Starts it in a session of its own: an interrupt from the terminal is for the harness to act on."""
+    def start(self, name: str, command: Sequence[str]) -> subprocess.Popen[bytes] | None:
+        """Starts it in a session of its own: an interrupt from the terminal is for the harness to act on.
+
+        Gives what had the name before; it is the caller's to end.
+        """
+        before = self._running.get(name)
         with self.log(name).open("ab") as log:
             self._running[name] = subprocess.Popen(
                 command,
@@ -46,6 +50,7 @@ class Processes:
                 env=self._environment,
                 start_new_session=True,
             )
+        return before
 
     def log(self, name: str) -> Path:
         """Where its output is."""
@@ -78,9 +83,14 @@ class Processes:
 
     def stop(self, name: str, number: int = signal.SIGTERM) -> None:
         """Ends one of them with a signal and waits for it."""
-        process = self._running[name]
-        process.send_signal(number)
-        process.wait()
+        self.end(self._running[name], number)
+
+    @staticmethod
+    def end(process: subprocess.Popen[bytes] | None, number: int = signal.SIGTERM) -> None:
+        """Ends what ``start`` gave."""
+        if process is not None:
+            process.send_signal(number)
+            process.wait()
 
     def stop_all(self, grace_seconds: float = 5.0) -> None:
         """Asks all of them, the youngest first; kills those that do not go."""

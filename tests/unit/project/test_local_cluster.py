@@ -195,6 +195,7 @@ class Deeds:
         raise NotUpError("no node")
 
     install = install_previous = uninstall = add_agent_flag = scale_controller = shut_down = boot
+    move = replace_server = boot
     turn_preemption_on = turn_lending_on = turn_lending_off = boot
 
 
