@@ -17,7 +17,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,15 +63,34 @@ def gate_flag(*gates: str) -> str:
 
 
 class RealApiServer:
-    """A running API server.
+    """An API server.
+
+    Args:
+        url: where it listens.
+        folder: of its data and logs.
+        flags: of its command line, whichever version it is.
 
     Attributes:
         url: where it listens.
     """
 
-    def __init__(self, url: str, folder: Path) -> None:
+    def __init__(self, url: str, folder: Path, flags: Sequence[str]) -> None:
         self.url = url
         self._folder = folder
+        self._flags = flags
+
+    @contextlib.contextmanager
+    def running(self, programs: Path, *flags: str) -> Iterator[None]:
+        """Run it; a second time it is an upgrade, or a rollback, that keeps etcd.
+
+        Args:
+            programs: the folder of the version.
+            flags: more flags.
+        """
+        log = self._folder / "apiserver.log"
+        with _running([str(programs / "kube-apiserver"), *self._flags, *flags], log) as process:
+            _wait(self.url, process, log)
+            yield
 
     def kubeconfig(self, token: str = ADMIN) -> Path:
         """Write a kubeconfig with a token; return its path."""
@@ -112,6 +131,13 @@ def real_apiserver(folder: Path, *flags: str) -> Iterator[RealApiServer]:
         folder: of their data and logs.
         flags: more flags of the API server.
     """
+    with real_etcd(folder) as server, server.running(binaries(), *flags):
+        yield server
+
+
+@contextlib.contextmanager
+def real_etcd(folder: Path) -> Iterator[RealApiServer]:
+    """Start etcd below ``folder``, and end it; give the API server on it, which does not run yet."""
     programs = binaries()
     client, peer, secure = (_free_port() for _ in range(3))
     key = folder / "sa.key"
@@ -130,7 +156,6 @@ def real_apiserver(folder: Path, *flags: str) -> Iterator[RealApiServer]:
     tokens = folder / "tokens.csv"
     tokens.write_text(f'{ADMIN},admin,admin,"system:masters"\n')
     server = [
-        str(programs / "kube-apiserver"),
         f"--etcd-servers=http://127.0.0.1:{client}",
         "--bind-address=127.0.0.1",
         f"--secure-port={secure}",
@@ -143,17 +168,14 @@ def real_apiserver(folder: Path, *flags: str) -> Iterator[RealApiServer]:
         "--authorization-mode=RBAC",
         # No controller-manager makes service accounts here.
         "--disable-admission-plugins=ServiceAccount",
-        *flags,
     ]
-    url = f"https://127.0.0.1:{secure}"
-    with _running(etcd, folder / "etcd.log"), _running(server, folder / "apiserver.log") as process:
-        _wait(url, process, folder / "apiserver.log")
-        yield RealApiServer(url, folder)
+    with _running(etcd, folder / "etcd.log"):
+        yield RealApiServer(f"https://127.0.0.1:{secure}", folder, server)
 
 
 @contextlib.contextmanager
 def _running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out) as process:
+    with log.open("ab") as out, subprocess.Popen(command, stdout=out, stderr=out) as process:
         try:
             yield process
         finally:
