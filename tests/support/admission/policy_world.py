@@ -138,6 +138,17 @@ async def describe_nodes(admin: KubeApi) -> None:
 
 
 @contextlib.asynccontextmanager
+async def _closing(clients: Mapping[str, KubeApi]) -> AsyncIterator[None]:
+    """Close in the end all clients that are there then, of tests as well; not the admin's."""
+    try:
+        yield
+    finally:
+        for who, client in clients.items():
+            if who != "admin":
+                await client.close()
+
+
+@contextlib.asynccontextmanager
 async def world(
     connect: Connect,
     admin: KubeApi,
@@ -151,6 +162,8 @@ async def world(
         admin: may do everything.
         installed: objects to install; those of ``deploy/manifests`` without it.
         agents: accounts of further node agents, by the name that ``Write.by`` has for them.
+
+    Clients that are added to ``Accounts.clients`` are closed with the others.
     """
     for path, body in objects():
         await create(admin, path, body)
@@ -165,7 +178,7 @@ async def world(
         await admin._call("PATCH", path, body=patch, content_type=MERGE)
     await admin._call("DELETE", f"{PODS}/{ENDING}", body={})
     clients: dict[str, KubeApi] = {"admin": admin}
-    async with contextlib.AsyncExitStack() as stack:
+    async with _closing(clients):
         for who, account, name, spec in (
             ("controller", CONTROLLER_ACCOUNT, LEADER, {}),
             ("standby", CONTROLLER_ACCOUNT, STANDBY, {}),
@@ -175,10 +188,8 @@ async def world(
             await create(admin, f"/api/v1/namespaces/{SYSTEM}/pods", pod(name, SYSTEM, account, **spec))
             reference = {"kind": "Pod", "apiVersion": "v1", "name": name}
             clients[who] = await connect(await bound_token(admin, SYSTEM, account, reference))
-            stack.push_async_callback(clients[who].close)
         for who, account in (("podless", CONTROLLER_ACCOUNT), ("nodeless", AGENT_ACCOUNT)):
             clients[who] = await connect(await bound_token(admin, SYSTEM, account))
-            stack.push_async_callback(clients[who].close)
         made = Accounts(admin, clients)
         await made.hold(f"{LEADER}_1234")
         yield made
