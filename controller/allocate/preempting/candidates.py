@@ -150,7 +150,7 @@ class Candidates:
             or not is_served(pod, self._schedulers)
             or (spec.node_name and self._wakeups.lacks_devices(pod))
             # Something is being written for it: wait for that.
-            or any(self._assume_cache.is_assumed(c) or c.left_out for c in self._claims_of(pod))
+            or any(map(self._assume_cache.is_assumed, self._claims_of(pod)))
             or is_cleared_by_scheduler(self._pods, pod.status.nominated_node_name)
         )
 

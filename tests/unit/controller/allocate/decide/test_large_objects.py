@@ -6,10 +6,11 @@ from typing import Any
 
 import builders
 import pytest
-from one_node import OneNode
+from one_node import RESOURCE, OneNode
 
 from controller.allocate.decide import (
     ClaimSeen,
+    Lend,
     ObjectSeen,
     Proceed,
     Refuse,
@@ -25,6 +26,9 @@ from dra_driver.api.resource import ResourceClaim
 from dra_driver.trimming import trimmed_claim, trimmed_pod
 
 NS = builders.NAMESPACE
+EXTENDED = {
+    "containers": [{"name": "c", "image": "i", "resources": {"requests": {"cpu": "1", RESOURCE: "1"}}}]
+}
 MANY = [{"operator": "Exists"}] * 1_025
 TEXT = "spec.tolerations of the pod has 1025 entries, and the controller serves at most 1024"
 
@@ -103,6 +107,27 @@ def test_a_claim_beyond_a_limit_goes_to_kube_scheduler_with_devices_of_other_dri
     cluster.claim("big", "nic", selectors=60)
     cluster.pod("big", "big")
     assert cluster.decided("big") == Proceed(theirs=True)
+
+
+def test_nothing_is_lent_for_a_pod_with_a_claim_beyond_a_limit() -> None:
+    """Not even for its extended resource: kube-scheduler would wait for the claim that is refused."""
+    cluster = SimulatedCluster(lends=True)
+    cluster.claim("big", selectors=60)
+    cluster.pod("big", "big", **EXTENDED)
+    found = cluster.decided("big")
+    assert isinstance(found, Refuse)
+    assert found.message.startswith(f"claim {NS}/big: spec of the claim has ")
+    cluster.pod("small", **EXTENDED)
+    assert isinstance(cluster.decided("small"), Lend)
+
+
+def test_nothing_is_lent_for_a_pod_beyond_a_limit() -> None:
+    cluster = SimulatedCluster(lends=True)
+    cluster.claim("c")
+    cluster.pod("big", "c", tolerations=MANY, **EXTENDED)
+    found = cluster.decided("big")
+    assert isinstance(found, Refuse)
+    assert found.message == TEXT
 
 
 def test_pods_that_exceed_limits_by_different_numbers_are_told_their_own() -> None:
