@@ -93,10 +93,22 @@ if not node.gpus.exists():
 ' "$state/node" "$GPUS"
 }
 
+# keeps_capacity: whether the API server stores requests for capacity; a webhook of ours that refuses them says no.
+keeps_capacity() {
+  kubectl create --dry-run=server --output json --filename - <<EOF 2>/dev/null | grep -q '"capacity"'
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: dra-driver-probe, namespace: default}
+spec:
+  devices:
+    requests: [{name: r, exactly: {deviceClassName: gpu, capacity: {requests: {memory: 1Gi}}}}]
+EOF
+}
+
 install() {
   need_kind; need_kubectl; need_cluster; need_venv
   say "installing the driver"
-  local without=() webhooks=webhooks.yaml
+  local without=() webhooks=webhooks.yaml capacity=()
   # Served from 1.36 on; before that a webhook sets the gate.
   if ! kubectl get --raw /apis/admissionregistration.k8s.io/v1 | grep -q '"MutatingAdmissionPolicy"'; then
     without=(--without MutatingAdmissionPolicy --without MutatingAdmissionPolicyBinding)
@@ -105,7 +117,9 @@ install() {
   "$python" "$root/deploy/kind/render.py" --image "$IMAGE" --node-files "$state/node" "${without[@]}" \
     >"$state/manifests.yaml"
   kubectl apply --server-side --force-conflicts --filename "$state/manifests.yaml"
-  kubectl apply --filename "$root/deploy/optional/$webhooks"
+  # Stored without its capacity, a claim would ask for any device.
+  keeps_capacity || capacity=(--filename "$root/deploy/optional/refuse-dropped-capacity.yaml")
+  kubectl apply --filename "$root/deploy/optional/$webhooks" "${capacity[@]}"
   "$dra_driver" certificates
   kubectl --namespace dra-driver rollout status deployment/dra-driver-controller --timeout 180s
   kubectl --namespace dra-driver rollout status daemonset/dra-driver-kubelet-plugin --timeout 180s

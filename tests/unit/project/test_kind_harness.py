@@ -26,6 +26,7 @@ case "$(basename "$0") $*" in
   "kind get kubeconfig"*) echo "kind: Config" ;;
   "kubectl get --raw /apis/resource.k8s.io/v1") [ -z "$OLD" ] ;;
   "kubectl get --raw /apis/admissionregistration.k8s.io/v1") echo "{\\"kind\\": \\"$SERVED\\"}" ;;
+  "kubectl create --dry-run=server"*) [ -n "$DROPS" ] || grep -o "capacity:" | sed 's/\\(.*\\):/"\\1"/' ;;
   "kubectl get resourceslices --output name") echo slice ;;
 esac
 """
@@ -134,16 +135,23 @@ def test_both_images_are_loaded(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize(("served", "gate"), [("MutatingAdmissionPolicy", True), ("Older", False)])
+@pytest.mark.parametrize("keeps", [True, False])
 def test_the_driver_is_installed_with_simulated_devices(
-    shell: Shell, tmp_path: Path, served: str, gate: bool
+    shell: Shell, tmp_path: Path, served: str, gate: bool, keeps: bool
 ) -> None:
     programs = ("docker", "kind", "kubectl", "dra-driver")
     done, calls = shell(
-        "install", programs=programs, CLUSTERS="dra-driver", SERVED=served, DRA_DRIVER="dra-driver"
+        "install",
+        programs=programs,
+        CLUSTERS="dra-driver",
+        SERVED=served,
+        DRA_DRIVER="dra-driver",
+        DROPS="" if keeps else "1",
     )
     assert done.returncode == 0, done.stderr
     webhooks = "webhooks.yaml" if gate else "webhooks-before-1.36.yaml"
-    (applied,) = [i for i, c in enumerate(calls) if c.endswith(f"/deploy/optional/{webhooks}")]
+    (applied,) = [i for i, c in enumerate(calls) if f"/deploy/optional/{webhooks}" in c]
+    assert calls[applied].endswith("/deploy/optional/refuse-dropped-capacity.yaml") is not keeps
     assert calls[applied + 1] == "dra-driver certificates"
     assert any(c.startswith("kubectl apply --server-side") for c in calls)
     rendered = documents(tmp_path / "state" / "manifests.yaml")
