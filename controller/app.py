@@ -38,6 +38,9 @@ __all__ = ["Controller"]
 LEASE = "dra-driver-controller"
 # In the long run. Why a pod waits is also in a condition of it.
 _EVENTS_PER_SECOND: Final = 1.0
+_UNASKED: Final = (
+    "cannot ask the API server which fields it keeps: the condition Published of inventories says why\n"
+)
 
 
 class Controller:
@@ -92,6 +95,7 @@ class Controller:
         self.health_address: tuple[str, int] | None = None
         self.web_address: tuple[str, int] | None = None
         self._unreadable: UnreadableObjects | None = None
+        self._publishing: Publishing | None = None
         self._feed = CurrentFeed(leader=self._leader)
         self._past = Past(config.drivers, self._clock)
         self._standby = Standby(self._client, config.drivers, self._feed, self._past)
@@ -150,7 +154,7 @@ class Controller:
         watched = (*env.informers.all(), *env.informers.of_preemption())
         self._unreadable = UnreadableObjects(watched, env.recorder, self.metrics)
         state = State.of(env)
-        publishing = Publishing.of(env, state)
+        self._publishing = publishing = Publishing.of(env, state)
         allocation = Allocation.of(env, state, publishing)
         labeler = labeler_of(env)
         try:
@@ -177,7 +181,7 @@ class Controller:
                 self.ready.set()
         finally:
             self.ready.clear()
-            self._feed.feed = self._feed.plans = None
+            self._feed.feed = self._feed.plans = self._publishing = None
             publishing.close()
             allocation.close()
             labeler.queue.close()
@@ -218,7 +222,8 @@ class Controller:
 
     def _detail(self) -> str:
         unreadable = str(self._unreadable or "")
-        return f"cannot be read: {unreadable}\n" if unreadable else ""
+        unasked = self._publishing is not None and self._publishing.publisher.unasked.problem
+        return (f"cannot be read: {unreadable}\n" if unreadable else "") + (_UNASKED if unasked else "")
 
 
 def _feed(env: Environment, allocation: Allocation, past: Past) -> Feed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 from dataclasses import dataclass
 
 import structlog
@@ -31,6 +32,9 @@ from dra_driver.structured import PoolPolicy
 __all__ = ["Publishing"]
 
 log = structlog.get_logger(__name__)
+
+# What passes within seconds of a start is not written to every inventory of the cluster.
+_TRIES_UNSHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +118,14 @@ class Publishing:
     async def probe(self, metrics: Metrics) -> None:
         """Ask the API server which fields it keeps, until it answers: that decides who allocates."""
         backoff = Backoff(base=0.5, cap=10.0)
-        while True:
+        for tries in itertools.count(1):
             try:
                 features = await self.publisher.probe()
             except DraError as e:
                 delay = backoff.next()
                 log.error("cannot ask the API server what it keeps", error=str(e), retry_in=round(delay, 2))
+                if tries >= _TRIES_UNSHOWN:
+                    await self.publisher.show_unasked()
                 await asyncio.sleep(delay)
             else:
                 _report_features(metrics, features)

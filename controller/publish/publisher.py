@@ -25,6 +25,7 @@ from controller.publish.pace import Pace
 from controller.publish.policies import PolicyBook
 from controller.publish.same_uuids import SameUuids
 from controller.publish.tolerators import Tolerators
+from controller.publish.unasked import Unasked
 from dra_driver.api.core import Node
 from dra_driver.api.meta import DriverName
 from dra_driver.api.own.inventory import DeviceInventory, inventory_name
@@ -68,7 +69,11 @@ def pool_of(slice_: ResourceSlice) -> Iterable[PoolID]:
 
 
 class Publisher:
-    """Reconciles the slices of every inventory of our drivers."""
+    """Reconciles the slices of every inventory of our drivers.
+
+    Attributes:
+        unasked: shows why the API server could not be asked what it keeps.
+    """
 
     def __init__(
         self,
@@ -135,6 +140,7 @@ class Publisher:
             client, config.drivers[0], clock, config.timings.probe, changed=self._server_changed
         )
         self._server_changes = server_changed
+        self.unasked = Unasked(client, clock, recorder)
         self.queue: WorkQueue[str] = WorkQueue("publisher", max_delay=30.0)
         self._others = OtherDrivers(
             slices,
@@ -163,7 +169,13 @@ class Publisher:
 
     async def probe(self) -> ServerFeatures:
         """Return what the server keeps; it is asked again now and then, and after it has altered a slice."""
-        return await self._kept.now()
+        try:
+            kept = await self._kept.now()
+        except DraError as e:
+            self.unasked.failed(e)
+            raise
+        self.unasked.answered()
+        return kept
 
     async def follow_server(self) -> None:
         """Ask again and again what the server keeps, until cancelled."""
@@ -175,6 +187,12 @@ class Publisher:
     def _server_changed(self, features: ServerFeatures) -> None:
         self._server_changes(features)
         self.look_at_all()
+
+    async def show_unasked(self) -> None:
+        """Show on every inventory of ours that the API server could not be asked what it keeps."""
+        for inventory in self._inventories.items():
+            if inventory.spec.driver in self._config.drivers and not await self.unasked.show(inventory):
+                return
 
     async def run(self) -> None:
         """Publish until cancelled. The informers must be synced."""
@@ -304,7 +322,13 @@ class Publisher:
         Raises:
             DraError: something could not be read or written.
         """
-        features = await self.probe()
+        try:
+            features = await self.probe()
+        except DraError:
+            inventory = self._inventories.get_by_name(name)
+            if inventory is not None and inventory.spec.driver in self._config.drivers:
+                await self.unasked.show(inventory)
+            raise
         if self._has_to_wait(name):
             return
         planned = self._plan(name, features)

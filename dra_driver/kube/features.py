@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -35,7 +36,7 @@ from dra_driver.errors import ApiError, ApiUnavailable, DraError, Invalid
 from dra_driver.ports import Clock, KubeClient
 from dra_driver.resourceslice import ServerFeatures, altered
 
-__all__ = ["KeptFields", "drops_capacity", "keeps_capacity", "probe_features"]
+__all__ = ["KeptFields", "drops_capacity", "keeps_capacity", "probe_features", "probe_problem"]
 
 log = structlog.get_logger(__name__)
 
@@ -163,6 +164,11 @@ async def probe_features(client: KubeClient, driver: DriverName, node_name: str 
         multi_allocation=await _survives(client, driver, node_name, _shareable()),
         lists=await _survives(client, driver, node_name, _listed()),
     )
+
+
+def probe_problem(error: DraError) -> str:
+    """Return why the API server could not be asked, in the same words for every try: names are generated."""
+    return re.sub(rf"{_NAME}-\w+", _NAME, str(error))
 
 
 async def drops_capacity(client: KubeClient, driver: DriverName) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import structlog
 
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES, DeviceInventory
-from dra_driver.api.resource import RESOURCE_SLICES, ResourceSlice
+from dra_driver.api.resource import RESOURCE_SLICES, Condition, ResourceSlice
 from dra_driver.errors import Conflict, DraError, NotFound
 from dra_driver.kube.clock import rfc3339
 from dra_driver.ports import Clock, KubeClient
@@ -23,7 +23,7 @@ from dra_driver.publishing import (
 )
 from dra_driver.resourceslice import SliceWrite, altered
 
-__all__ = ["AlteredByServer", "Observer", "carry_out"]
+__all__ = ["AlteredByServer", "Observer", "carry_out", "show"]
 
 log = structlog.get_logger(__name__)
 
@@ -79,6 +79,17 @@ async def carry_out(
                 pass
         observer.done(step)
     return inventory
+
+
+async def show(
+    client: KubeClient, inventory: DeviceInventory, condition: Condition, clock: Clock
+) -> DeviceInventory:
+    """Write a condition of an inventory that no plan has; return the inventory as it is now.
+
+    Raises:
+        DraError: it was not written, or (``ApiUnavailable``) that is not known.
+    """
+    return await _patch(client, inventory, _status(NoteStatus(condition=condition), inventory, clock))
 
 
 def _status(step: NoteStatus, inventory: DeviceInventory, clock: Clock) -> dict[str, Any]:

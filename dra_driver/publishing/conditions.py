@@ -23,19 +23,22 @@ __all__ = [
     "DEVICE_PLUGIN_PRESENT",
     "OTHER_DRIVER_PRESENT",
     "PUBLISHED",
+    "SERVER_NOT_ASKED",
     "cut",
-    "is_withheld",
+    "is_publishers_own",
     "left_to_node",
     "merged",
     "merged_all",
     "published",
     "refused",
     "same",
+    "unasked",
 ]
 
 PUBLISHED: Final = "Published"
 DEVICE_PLUGIN_PRESENT: Final = "DevicePluginPresent"
 OTHER_DRIVER_PRESENT: Final = "OtherDriverPresent"
+SERVER_NOT_ASKED: Final = "ServerNotAsked"
 _LONGEST: Final = 2000
 _BY_POLICY: Final = "set besideDevicePlugin: publish in a DevicePolicy for devices that it leaves alone"
 _OTHERS_BY_POLICY: Final = (
@@ -167,6 +170,22 @@ def refused(why: str) -> Condition:
     return _not_published("Refused", why)
 
 
+def unasked(why: str, present: Iterable[Condition]) -> Condition:
+    """Return the condition of a pool while the API server does not say which fields it keeps.
+
+    Args:
+        why: it could not be asked.
+        present: conditions of the inventory: slices that are published stay as they are.
+    """
+    there = any(c.type == PUBLISHED and c.status == "True" for c in present)
+    effect = "slices that are published stay as they are" if there else "nothing is published"
+    text = (
+        f"cannot ask the API server by a dry run which fields of ResourceSlices it keeps, so {effect}: {why}"
+    )
+    condition = _not_published(SERVER_NOT_ASKED, text)
+    return msgspec.structs.replace(condition, status="True") if there else condition
+
+
 def _not_published(reason: str, why: str) -> Condition:
     return Condition(type=PUBLISHED, status="False", reason=reason, message=cut(why), last_transition_time="")
 
@@ -180,9 +199,9 @@ def same(present: Iterable[Condition], condition: Condition) -> bool:
     )
 
 
-def is_withheld(present: Iterable[Condition]) -> bool:
-    """Whether the condition says that devices are withheld because of a device plugin or another driver."""
-    reasons = (DEVICE_PLUGIN_PRESENT, OTHER_DRIVER_PRESENT)
+def is_publishers_own(present: Iterable[Condition]) -> bool:
+    """Whether a node that publishes writes this condition itself, and replaces it when the reason is gone."""
+    reasons = (DEVICE_PLUGIN_PRESENT, OTHER_DRIVER_PRESENT, SERVER_NOT_ASKED)
     return any(c.type == PUBLISHED and c.reason in reasons for c in present)
 
 

@@ -90,8 +90,8 @@ def plan_publication(seen: Seen) -> PublicationPlan:
         return PublicationPlan(pool=pool, verdict=Verdict.NO_NODE)
     if not seen.by_node and is_published_by_node(inventory):
         # What the agent withholds it notes itself, and when that is over.
-        withheld = conditions.is_withheld(inventory.status.conditions)
-        steps = () if withheld else tuple(_note_condition(inventory, conditions.left_to_node()))
+        nodes = conditions.is_publishers_own(inventory.status.conditions)
+        steps = () if nodes else tuple(_note_condition(inventory, conditions.left_to_node()))
         return PublicationPlan(pool=pool, verdict=Verdict.LEFT_TO_NODE, steps=steps)
     return _plan(seen, pool, node)
 
@@ -389,7 +389,7 @@ class _Steps:
             return conditions.published(
                 desired, seen.features, publish_anyway=_BY_FLAG, publish_beside_others=_OTHERS_BY_FLAG
             )
-        if conditions.is_withheld(seen.inventory.status.conditions):
+        if conditions.is_publishers_own(seen.inventory.status.conditions):
             return conditions.left_to_node()
         return None
 

@@ -32,6 +32,7 @@ __all__ = [
     "ORPHANED_CDI_FILE",
     "OTHER_DRIVER",
     "PARTITION_DESTROYED",
+    "SERVER_NOT_ASKED",
     "Notices",
 ]
 
@@ -47,6 +48,7 @@ IDLE_DAEMON: Final = "IdleSharingDaemon"
 ORPHANED_CDI_FILE: Final = "OrphanedCdiFile"
 OTHER_DRIVER: Final = "OtherDriverPresent"
 PARTITION_DESTROYED: Final = "PartitionDestroyed"
+SERVER_NOT_ASKED: Final = "ServerNotAsked"
 KINDS: Final = (
     CDI_FILE_WITHDRAWN,
     CHECKPOINT_DAMAGED,
@@ -61,6 +63,7 @@ KINDS: Final = (
     ORPHANED_CDI_FILE,
     OTHER_DRIVER,
     PARTITION_DESTROYED,
+    SERVER_NOT_ASKED,
 )
 
 COMPONENT: Final = "dra-driver-kubelet-plugin"

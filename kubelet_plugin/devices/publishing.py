@@ -13,6 +13,7 @@ agent that is dead publishes nothing, and one that was killed half-way begins a 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
@@ -27,8 +28,8 @@ from dra_driver.api.own.policy import PUBLISH, WITHHOLD
 from dra_driver.api.resource import ResourceSlice
 from dra_driver.errors import DraError, Invalid
 from dra_driver.kube import SystemClock
-from dra_driver.kube.features import KeptFields
-from dra_driver.kube.slices import AlteredByServer, carry_out
+from dra_driver.kube.features import KeptFields, probe_problem
+from dra_driver.kube.slices import AlteredByServer, carry_out, show
 from dra_driver.ownership import (
     pool_of_inventory,
     pool_of_slice,
@@ -42,12 +43,13 @@ from dra_driver.publishing import (
     Seen,
     Step,
     WriteSlice,
+    conditions,
     is_due,
     plan_publication,
 )
 from dra_driver.publishing.handover import takes_over
 from dra_driver.resourceslice import ServerFeatures
-from kubelet_plugin.core.notices import DEVICE_PLUGIN, OTHER_DRIVER
+from kubelet_plugin.core.notices import DEVICE_PLUGIN, OTHER_DRIVER, SERVER_NOT_ASKED
 from kubelet_plugin.core.registration import RegistrationState
 from kubelet_plugin.devices.other_drivers import OtherDrivers
 
@@ -147,11 +149,24 @@ class NodePublisher:
         )
         if not is_due(seen):
             return inventory  # what is gone comes back with another epoch; until then nothing is asked
-        features = await self._kept.now()
+        try:
+            features = await self._kept.now()
+        except DraError as e:
+            await self._show_unasked(inventory, probe_problem(e))
+            raise
         node = await self._client.get(NODES, self._node_name)
         elsewhere = await self.others.elsewhere(inventory) if self.others is not None else None
         plan = plan_publication(replace(seen, features=features, node=node, elsewhere=elsewhere))
         return await self._carry_out(plan, inventory)
+
+    async def _show_unasked(self, inventory: DeviceInventory, why: str) -> None:
+        """Show on the inventory that the API server could not be asked which fields it keeps."""
+        condition = conditions.unasked(why, inventory.status.conditions)
+        if conditions.same(inventory.status.conditions, condition):
+            return
+        with contextlib.suppress(DraError):  # the reason for which nothing is published is the first one
+            await show(self._client, inventory, condition, self._clock)
+            self._report(SERVER_NOT_ASKED, condition.message)
 
     async def _carry_out(self, plan: PublicationPlan, inventory: DeviceInventory) -> DeviceInventory:
         self._gone, self._gone_drivers = plan.gone, plan.gone_drivers
@@ -212,9 +227,10 @@ class _Observer:
         self._report = report
 
     def done(self, step: Step) -> None:
-        if isinstance(step, Announce) and self._plan.desired is not None:
+        desired = self._plan.desired
+        if isinstance(step, Announce) and desired is not None and (desired.withheld or desired.other_drivers):
             log.warning("devices are withheld", reason=step.message)
-            self._report(DEVICE_PLUGIN if self._plan.desired.withheld else OTHER_DRIVER, step.message)
+            self._report(DEVICE_PLUGIN if desired.withheld else OTHER_DRIVER, step.message)
 
     def stored(self, slice_: ResourceSlice) -> None:
         pass

@@ -16,7 +16,7 @@ from dra_driver.api.meta import DriverName
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES, DeviceInventory, inventory_name
 from dra_driver.api.own.policy import PUBLISH, WITHHOLD
 from dra_driver.api.resource import RESOURCE_SLICES, ResourceSlice
-from dra_driver.errors import DraError
+from dra_driver.errors import DraError, Forbidden
 from dra_driver.publishing import LEAVING_SECONDS, conditions
 from kubelet_plugin.core.registration import RegistrationState
 from kubelet_plugin.devices.inventory import InventoryKeeper
@@ -235,3 +235,27 @@ def test_the_flag_needs_an_agent_that_publishes(tmp_path: Path) -> None:
     assert "--beside-device-plugin publish: needs --publish=node" in found
     assert "besideDevicePlugin" in found
     assert configuration(tmp_path, beside_device_plugin=PUBLISH, publish="node").findings() == ()
+
+
+def test_an_api_server_that_does_not_say_what_it_keeps_is_shown_until_it_does() -> None:
+    agent = Agent("nvidia")
+
+    def refuse(verb: str, kind: str, *_: str) -> None:
+        if (verb, kind) == ("dry-run", "ResourceSlice"):
+            raise Forbidden("no right", code=403)
+
+    async def scenario() -> None:
+        agent.cluster.before = refuse
+        for _ in range(3):
+            with pytest.raises(Forbidden):
+                await agent.round()
+        (condition,) = agent.inventory.status.conditions
+        assert (condition.status, condition.reason) == ("False", "ServerNotAsked")
+        assert condition.message.endswith("so nothing is published: no right")
+        assert agent.told == [("ServerNotAsked", condition.message)]
+        assert len(agent.cluster.writes) == 1
+        agent.cluster.before = lambda *_: None
+        assert await agent.round() == ({"gpu-0"}, "PublishedByNode")
+        assert len(agent.told) == 1
+
+    asyncio.run(scenario())
