@@ -171,6 +171,7 @@ def test_the_driver_is_installed_with_simulated_devices(
 def test_the_configuration_asks_for_what_the_driver_uses() -> None:
     config = yaml.safe_load((SCRIPT.parent / "cluster.yaml").read_text())
     assert config["featureGates"]["DRADeviceTaints"]
+    assert config["runtimeConfig"] == {"resource.k8s.io/v1alpha3": "true"}  # for the scheduler of 1.34
     assert "enable_cdi = true" in config["containerdConfigPatches"][0]
 
 
