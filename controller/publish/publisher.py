@@ -34,7 +34,7 @@ from dra_driver.api.resource import ResourceSlice
 from dra_driver.errors import DraError, Invalid
 from dra_driver.kube import EventRecorder, Handler, Informer, WorkQueue
 from dra_driver.kube.features import KeptFields
-from dra_driver.kube.slices import AlteredByServer
+from dra_driver.kube.slices import AlteredByServer, show
 from dra_driver.ownership import (
     PoolAllocator,
     PoolID,
@@ -44,7 +44,7 @@ from dra_driver.ownership import (
     refusal_of,
 )
 from dra_driver.ports import Clock, KubeClient
-from dra_driver.publishing import PublicationPlan, Seen, Verdict, plan_publication
+from dra_driver.publishing import PublicationPlan, Seen, Verdict, conditions, plan_publication
 from dra_driver.publishing.epochs import EpochEvent
 from dra_driver.publishing.loans import Lending
 from dra_driver.resourceslice import Presence, ServerFeatures, Usage, share_a_device
@@ -273,6 +273,8 @@ class Publisher:
             name = inventory_name(slice_.spec.node_name, slice_.spec.driver)
             inventory = self._inventories.get_by_name(name)
             if inventory is not None:
+                if self._is_left_behind(inventory):
+                    self.queue.add(name)
                 self._attempts.happened(inventory, EpochEvent.SLICE_DELETED)
 
     def _inventory_updated(self, old: DeviceInventory, new: DeviceInventory) -> None:
@@ -356,7 +358,12 @@ class Publisher:
             raise
 
     async def _look_at_the_rest(self, name: str) -> None:
-        """Let the loans of a pool come to their end whose inventory is gone."""
+        """Let the loans of a pool end whose inventory is gone, and the record of one whose driver is."""
+        inventory = self._inventories.get_by_name(name)
+        if inventory is not None and self._is_left_behind(inventory):
+            condition = conditions.left_behind(inventory.spec.driver, self._config.drivers)
+            await show(self._client, inventory, condition, self._clock, {"devices": 0})
+            return
         pool = self._loans.without_inventory(name) if self._loans is not None else None
         if self._loans is None or pool is None:
             return
@@ -365,6 +372,19 @@ class Publisher:
             look = self._loans.look(pool, claims_seen=await self._claims.are_known(pool))
         if look.again:
             self.queue.add_after(name, look.again)
+
+    def _is_left_behind(self, inventory: DeviceInventory) -> bool:
+        """Return whether an inventory says that something is published, and its driver is no longer there.
+
+        Of the record all else stays: by its epoch, a plugin that comes back is published anew.
+        """
+        status = inventory.status
+        return (
+            inventory.spec.driver not in self._config.drivers
+            and not status.registration.registered
+            and status.publication.devices > 0
+            and not self._slices.by_index(POOL_INDEX, pool_of_inventory(inventory))
+        )
 
     def _has_to_wait(self, name: str) -> bool:
         """Return whether an inventory has changed too often of late; it is looked at later then."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import structlog
@@ -82,14 +83,26 @@ async def carry_out(
 
 
 async def show(
-    client: KubeClient, inventory: DeviceInventory, condition: Condition, clock: Clock
+    client: KubeClient,
+    inventory: DeviceInventory,
+    condition: Condition,
+    clock: Clock,
+    publication: Mapping[str, Any] | None = None,
 ) -> DeviceInventory:
     """Write a condition of an inventory that no plan has; return the inventory as it is now.
+
+    Args:
+        client: the API server.
+        inventory: as it was seen.
+        condition: replaces the one of its type.
+        clock: for its time.
+        publication: fields of ``status.publication`` to write with it; if None, none.
 
     Raises:
         DraError: it was not written, or (``ApiUnavailable``) that is not known.
     """
-    return await _patch(client, inventory, _status(NoteStatus(condition=condition), inventory, clock))
+    step = NoteStatus(publication or {}, condition)
+    return await _patch(client, inventory, _status(step, inventory, clock))
 
 
 def _status(step: NoteStatus, inventory: DeviceInventory, clock: Clock) -> dict[str, Any]:

@@ -26,6 +26,7 @@ __all__ = [
     "SERVER_NOT_ASKED",
     "cut",
     "is_publishers_own",
+    "left_behind",
     "left_to_node",
     "merged",
     "merged_all",
@@ -168,6 +169,20 @@ def left_to_node() -> Condition:
 def refused(why: str) -> Condition:
     """Return the condition of an inventory that is not believed."""
     return _not_published("Refused", why)
+
+
+def left_behind(driver: str, drivers: Iterable[str]) -> Condition:
+    """Return the condition of an inventory whose driver is gone: another name was configured since, say.
+
+    Args:
+        driver: of the inventory.
+        drivers: for which the controller publishes that says so.
+    """
+    text = (
+        f"there are no ResourceSlices of driver {driver}, the kubelet does not know its plugin, and this "
+        f"controller publishes for {', '.join(sorted(drivers))}; if no other one is to, delete this object"
+    )
+    return _not_published("DriverGone", text)
 
 
 def unasked(why: str, present: Iterable[Condition]) -> Condition:

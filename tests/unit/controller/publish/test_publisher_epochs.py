@@ -436,3 +436,52 @@ def test_a_strange_slice_in_the_pool_goes() -> None:
         assert h.publication().generation == 8
 
     run(scenario, cluster)
+
+
+def test_an_inventory_whose_driver_is_gone_no_longer_says_that_something_is_published() -> None:
+    """The name of the driver was changed: the agents of the old one are gone, and then their slices."""
+    cluster = cluster_with_node()
+    old, name = "old.example.com", "n1.old.example.com"
+    inventory = builders.inventory("n1", *devices(2), driver=old, registered=True, epoch=3)
+    inventory["status"]["publication"] = {"epoch": 3, "attempted": 3, "generation": 1, "devices": 2}
+    cluster.put(DEVICE_INVENTORIES, inventory)
+    cluster.put(RESOURCE_SLICES, builders.resource_slice("n1", *devices(2), driver=old))
+
+    async def scenario(h: Harness) -> None:
+        unregistered = {"status": {"registration": {"registered": False, "epoch": 3}}}
+        cluster.edit(DEVICE_INVENTORIES, name, unregistered)
+        await h.quiet()
+        assert cluster.obj(DEVICE_INVENTORIES, name).status.publication.devices == 2
+        for found in cluster.all(RESOURCE_SLICES):
+            if found.spec.driver == old:
+                cluster.remove(RESOURCE_SLICES, found.metadata.name)
+        await h.quiet()
+        status = cluster.obj(DEVICE_INVENTORIES, name).status
+        assert (status.publication.devices, status.publication.epoch) == (0, 3)
+        assert [(c.status, c.reason) for c in status.conditions] == [("False", "DriverGone")]
+        assert f"this controller publishes for {DRIVER}" in status.conditions[0].message
+        writes = len(cluster.writes)
+        cluster.edit(DEVICE_INVENTORIES, name, {"metadata": {"labels": {"a": "b"}}})
+        await h.quiet()
+        assert len(cluster.writes) == writes
+
+    run(scenario, cluster)
+
+
+@pytest.mark.parametrize("registered", [True, False])
+def test_an_inventory_of_another_controllers_driver_is_left_alone(registered: bool) -> None:
+    """As long as its plugin or its slices are there."""
+    cluster = cluster_with_node()
+    other, name = "other.example.com", "n1.other.example.com"
+    inventory = builders.inventory("n1", *devices(2), driver=other, registered=registered, epoch=3)
+    inventory["status"]["publication"] = {"epoch": 3, "attempted": 3, "generation": 1, "devices": 2}
+    cluster.put(DEVICE_INVENTORIES, inventory)
+    if not registered:
+        cluster.put(RESOURCE_SLICES, builders.resource_slice("n1", *devices(2), driver=other))
+
+    async def scenario(h: Harness) -> None:
+        await h.quiet()
+        status = cluster.obj(DEVICE_INVENTORIES, name).status
+        assert (status.publication.devices, status.conditions) == (2, ())
+
+    run(scenario, cluster)
