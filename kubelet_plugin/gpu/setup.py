@@ -18,7 +18,7 @@ from kubelet_plugin.gpu.bindings import Bindings
 from kubelet_plugin.gpu.hardware import GpuHardware
 from kubelet_plugin.gpu.mps import Launcher, MpsDaemons
 
-__all__ = ["HardwareSetup", "completion", "set_up"]
+__all__ = ["HardwareSetup", "completion", "daemon_folder", "set_up"]
 
 _THREADS = 4
 
@@ -98,17 +98,18 @@ def _own_daemons(configuration: Configuration, backends: Sequence[DeviceBackend]
     sources = [b for b in backends if isinstance(b, DaemonSource)]
     if not sources or any(b not in sources and not is_simulated(b) for b in backends):
         return None
-    return sources[0].daemons(_daemon_folder(configuration))
+    return sources[0].daemons(daemon_folder(configuration))
 
 
 def _mps_daemons(configuration: Configuration) -> Daemons:
     return MpsDaemons(
-        _daemon_folder(configuration),
+        daemon_folder(configuration),
         control=configuration.mps_control,
         launcher=Launcher(configuration.mps_launcher),
         shared_memory=configuration.mps_shared_memory,
     )
 
 
-def _daemon_folder(configuration: Configuration) -> Path:
+def daemon_folder(configuration: Configuration) -> Path:
+    """Return the directory of MPS daemons, which stays when the agent is taken off."""
     return configuration.state / "mps"
