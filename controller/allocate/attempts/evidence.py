@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from controller.allocate.decide import PodID, Report, report_of
+from controller.allocate.decide import PodID, Report, is_about_own_decision, report_of
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey
 from dra_driver.api.names import CANNOT_ALLOCATE, GANG_REPORTS, NOT_ON_NODE
@@ -156,11 +156,14 @@ def judge(attempt: Attempt, pod: Pod, now: float, *, preempting: bool = False) -
 def _is_new(report: Report, attempt: Attempt, pod: Pod) -> bool:
     """Return whether a report is about the allocations of an attempt.
 
-    A cycle that found a claim not allocated began before it could see the allocation, however late its report
-    comes. What is said of a pod because of other members of its PodGroup says nothing about its own node:
-    there is a report about one of those as well, and with that one its group gives back what it holds.
+    A cycle that found a claim not allocated, or was to allocate it, began before it could see the allocation,
+    however late its report comes. What is said of a pod because of other members of its PodGroup says nothing
+    about its own node: there is a report about one of those as well, and with that one its group gives back
+    what it holds.
     """
     if any(text in report.message for text in GANG_REPORTS) or _RESERVED.search(report.message):
+        return False
+    if is_about_own_decision(report):
         return False
     seen = bool(attempt.nominated) and is_newer(pod.metadata.resource_version, attempt.nominated)
     nominated = bool(pod.status.nominated_node_name)

@@ -15,7 +15,7 @@ from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey
 from dra_driver.api.names import CLAIM_FINALIZER
 from dra_driver.api.resource import RESOURCE_CLAIMS, AllocationResult, ResourceClaim
-from dra_driver.errors import ApiUnavailable, Conflict, DraError, Invalid, NotFound
+from dra_driver.errors import ApiUnavailable, Conflict, DraError, Forbidden, Invalid, NotFound
 from dra_driver.kube.clock import rfc3339
 from dra_driver.ports import KubeClient
 
@@ -92,10 +92,10 @@ class ClaimWriter:
             return claim
         try:
             return await self._patch(claim, {"status": status}, "status")
-        except Invalid as e:
-            raise Invalid(
-                f"add reservation to claim {claim.key}: {e}", code=e.code, reason=e.reason, causes=e.causes
-            ) from e
+        except (Invalid, Forbidden) as e:
+            what = "allocation and reservation" if claim.status.allocation is None else "reservation"
+            text = f"add {what} to claim {claim.key}: {e}"
+            raise type(e)(text, code=e.code, reason=e.reason, causes=e.causes) from e
 
     async def deallocate(self, pod: Pod, claim: ResourceClaim) -> bool:
         """Deallocate a claim (PostFilter) that no other pod has reserved, whoever allocated it."""

@@ -6,13 +6,14 @@ import re
 from typing import Final, NamedTuple
 
 from dra_driver.api.core import Pod
-from dra_driver.api.names import CANNOT_ALLOCATE, NOT_ON_NODE
+from dra_driver.api.names import CANNOT_ALLOCATE, NOT_ON_NODE, RECALLED_DEVICES
 
 __all__ = [
     "Report",
     "failed_before_nodes",
     "has_no_node",
     "has_node",
+    "is_about_own_decision",
     "misses_only_claims",
     "report_of",
     "suitable_nodes",
@@ -25,6 +26,12 @@ _BEFORE_NODES: Final = re.compile(r"\d+ nodes are available: (?!\d+ )")
 # Reasons of its plugin for claims. Where it gave one, it looks again when a claim of the pod is allocated.
 _OF_CLAIMS: Final = (CANNOT_ALLOCATE, NOT_ON_NODE, "timed out trying to allocate devices")
 _SUITABLE: Final = re.compile(rf"(\d+) (?:{CANNOT_ALLOCATE}|{NOT_ON_NODE})")
+# Errors of its write (PreBind) where it has chosen the devices itself: it reads the claim again after a
+# conflict, and finds it allocated; or the API server refuses its choice by a policy of this driver.
+_OWN_DECISION: Final = re.compile(
+    r"claim \S+ got allocated elsewhere in the meantime"
+    rf"|add allocation and reservation to claim \S+: .*ValidatingAdmissionPolicy '{RECALLED_DEVICES}'"
+)
 
 
 class Report(NamedTuple):
@@ -51,6 +58,15 @@ def report_of(pod: Pod) -> Report | None:
                 generation = observed if isinstance(observed, int) else 0
                 return Report(reason, str(condition.get("message") or ""), generation)
     return None
+
+
+def is_about_own_decision(report: Report) -> bool:
+    """Return whether kube-scheduler failed to write an allocation of its own.
+
+    It chose the devices before it could see that the claim is allocated, so it says nothing about the node of
+    that. It tries the pod again by itself.
+    """
+    return report.reason == "SchedulerError" and _OWN_DECISION.search(report.message) is not None
 
 
 def failed_before_nodes(pod: Pod) -> bool:

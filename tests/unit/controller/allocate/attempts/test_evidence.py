@@ -15,9 +15,18 @@ from controller.allocate.decide import Rank, report_of
 from dra_driver.api import codec
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey, Uid
+from dra_driver.api.names import RECALLED_DEVICES
 
 P = Uid("uid-p")
 NO_ROOM = "0/2 nodes are available: 1 Insufficient cpu."
+PREBIND = 'running PreBind plugin "DynamicResources": '
+# As kube-scheduler 1.36.3 says them.
+REFUSED = (
+    'add allocation and reservation to claim tenant/c: resourceclaims.resource.k8s.io "c" is forbidden:'
+    f" ValidatingAdmissionPolicy '{RECALLED_DEVICES}' with binding '{RECALLED_DEVICES}' denied request: a"
+    " device was lent to kube-scheduler and is not any more"
+)
+OWN_DECISIONS = ("claim tenant/c got allocated elsewhere in the meantime", REFUSED)
 
 
 def pod(
@@ -126,6 +135,53 @@ def test_a_nomination_by_kube_scheduler_that_is_gone_again_is_news_too() -> None
 def test_a_cycle_that_could_not_see_the_allocation_is_no_evidence() -> None:
     early = pod("0/2 nodes are available: 2 cannot allocate all claims.")
     assert isinstance(handed_over(pod(NO_ROOM)).judge(early, 1.0), Hold)
+
+
+@pytest.mark.parametrize("message", OWN_DECISIONS)
+@pytest.mark.parametrize("nominated", ["", "7"])
+@pytest.mark.parametrize("known", [True, False])
+def test_the_write_of_its_own_decision_that_failed_is_no_evidence(
+    message: str, nominated: str, known: bool
+) -> None:
+    """Its cycle began before it could see the allocation, and its next one looks at the node of that."""
+    attempts = handed_over(pod(version=5), nominated=nominated, known=known)
+    late = pod(PREBIND + message, version=8, reason="SchedulerError")
+    attempts.seen(late, 1.0)
+    assert attempts.judge(late, 1.0) == Hold(60.0)
+    # The next one looks at the allocation, and clears no nomination: there is none any more.
+    assert isinstance(attempts.judge(pod(NO_ROOM, version=9), 2.0), Deallocate)
+    # Without a word of it the claims are not kept for ever.
+    verdict = attempts.judge(late, 61.0)
+    assert isinstance(verdict, Deallocate)
+    assert verdict.reason is TakenBack.TIMEOUT
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        pytest.param("claim tenant/c got deallocated elsewhere in the meantime", "SchedulerError", id="gone"),
+        pytest.param(
+            "claim got-allocated-elsewhere-in-the-meantime/c got deleted in the meantime",
+            "SchedulerError",
+            id="a namespace of that name",
+        ),
+        pytest.param(
+            "add reservation to claim tenant/dra-driver-recalled-devices: it is forbidden",
+            "SchedulerError",
+            id="a claim of the policy's name",
+        ),
+        pytest.param(OWN_DECISIONS[0], "Unschedulable", id="no error"),
+        pytest.param(
+            OWN_DECISIONS[1].replace("add allocation and reservation", "add reservation"),
+            "SchedulerError",
+            id="a reservation that the policy does not refuse",
+        ),
+    ],
+)
+def test_what_only_resembles_a_failed_write_of_its_own_decision_is_evidence(
+    message: str, reason: str
+) -> None:
+    assert isinstance(handed_over(pod()).judge(pod(PREBIND + message, reason=reason), 1.0), Deallocate)
 
 
 def test_who_has_just_started_takes_what_it_finds_for_evidence() -> None:

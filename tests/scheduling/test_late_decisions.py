@@ -1,0 +1,110 @@
+"""Decisions of before an allocation that kube-scheduler writes after it: the stand-in, and the real one.
+
+It reports each as an error about the pod, and tries the pod again. The real one needs a folder with etcd,
+kube-apiserver and kube-scheduler that the variable ``DRA_K8S_BIN`` names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+from builders import DRIVER, PROTECTED
+from manifest_files import documents
+from placement_judge import judging
+from policy_world import COLLECTIONS, create
+from scheduling_world import NAMESPACE, SchedulingWorld, scheduling_world
+
+from controller.allocate.decide import Report, is_about_own_decision, report_of
+from dra_driver.api.core import CONFIG_MAPS, EVENTS, NAMESPACES
+from dra_driver.api.meta import DriverName, PoolName
+from dra_driver.api.names import RECALLED_DEVICES, SYSTEM_NAMESPACE
+from dra_driver.api.resource import RESOURCE_SLICES
+from dra_driver.ownership import PoolID, Recalls
+from dra_driver.sim.assets import deploy_directory
+from dra_driver.sim.controlplane.scheduler import Scheduler
+
+pytestmark = pytest.mark.slow
+
+KINDS = ["embedded", pytest.param("real", marks=pytest.mark.long)]
+LATE = 3.0
+
+Scenario = Callable[[SchedulingWorld], Awaitable[None]]
+
+
+def run(kind: str, scenario: Scenario) -> None:
+    async def main() -> None:
+        async with (
+            asyncio.timeout(120),
+            scheduling_world(kind) as world,
+            judging(world.api, NAMESPACE),
+        ):
+            await scenario(world)
+
+    asyncio.run(main())
+
+
+def slow(world: SchedulingWorld, seconds: float) -> None:
+    """Hold back what kube-scheduler writes to claims."""
+    world.scheduler.slow_binding = seconds
+    if isinstance(world.scheduler, Scheduler):
+        world.scheduler.slow_allocation = seconds
+
+
+async def report_about(world: SchedulingWorld, name: str) -> Report:
+    while (report := report_of(await world.get(name))) is None:
+        await asyncio.sleep(0.05)
+    return report
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pod_that_was_allocated_meanwhile_keeps_its_devices(kind: str) -> None:
+    """It is bound after the second of back-off that kube-scheduler begins with."""
+
+    async def scenario(world: SchedulingWorld) -> None:
+        await world.node("n0", gpus=1, protected=False)
+        slow(world, LATE)
+        async with world.controller():
+            await world.claim("c")
+            await world.pod("p", "c", gated=False)
+            await asyncio.sleep(LATE / 3)  # its decision is on its way
+            for one in (await world.api.list(RESOURCE_SLICES)).items:
+                devices = [{"name": d.name, "taints": [PROTECTED]} for d in one.spec.devices]
+                patch = {"spec": {"devices": devices}}
+                await world.api.merge_patch(RESOURCE_SLICES, one.metadata.name, patch)
+            report = await report_about(world, "p")
+            assert "got allocated elsewhere in the meantime" in report.message
+            slow(world, 0.0)
+            took = await world.until_bound(["p"])
+            print(f"{kind}: bound {took:.2f} s after the report")
+            assert took < 3.0
+            events = (await world.api.list(EVENTS, NAMESPACE)).items
+            assert not [e.message for e in events if e.reason == "Deallocated"]
+
+    run(kind, scenario)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_allocation_that_our_policy_refuses_is_known_by_its_report(kind: str) -> None:
+    async def scenario(world: SchedulingWorld) -> None:
+        await world.api.create(
+            NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM_NAMESPACE}}
+        )
+        collections = {"ConfigMap": "/api/v1/namespaces/{namespace}/configmaps", **COLLECTIONS}
+        for body in documents(deploy_directory("optional") / "lending" / "recalled-devices.yaml"):
+            namespace = body["metadata"].get("namespace", "")
+            await create(world.api, collections[body["kind"]].format(namespace=namespace), body)
+        recalls = Recalls().recall(PoolID(DriverName(DRIVER), PoolName("n0")), ["gpu-0"])
+        assert recalls is not None
+        patch = {"data": recalls.data()}
+        await world.api.merge_patch(CONFIG_MAPS, RECALLED_DEVICES, patch, SYSTEM_NAMESPACE)
+        await asyncio.sleep(1.0)  # the API server follows its policies
+        await world.node("n0", gpus=1, protected=False)
+        await world.claim("c")
+        await world.pod("p", "c", gated=False)
+        report = await report_about(world, "p")
+        assert RECALLED_DEVICES in report.message
+        assert is_about_own_decision(report)
+
+    run(kind, scenario)
