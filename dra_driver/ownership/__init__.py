@@ -5,6 +5,15 @@ These are rules of safety: each stands here once. Pure, and built on the API typ
 
 from __future__ import annotations
 
+from dra_driver.ownership.grants import (
+    MAX_GRANT_BYTES,
+    MAX_LISTED,
+    VARIABLES,
+    Grants,
+    admitted,
+    grant_key,
+    grant_key_of_pod,
+)
 from dra_driver.ownership.pools import PoolAllocator, PoolID, pool_of_inventory, pool_of_slice
 from dra_driver.ownership.recalls import (
     ADMITTED,
@@ -49,18 +58,25 @@ __all__ = [
     "ADMITTED",
     "CREATED_BY_CONTROLLER",
     "CREATED_BY_NODE",
+    "MAX_GRANT_BYTES",
+    "MAX_LISTED",
     "MAX_RECALLED",
     "MAX_RECALLED_OF_POOL",
     "PROTECTION_TAINT",
     "RECALLED",
+    "VARIABLES",
     "AllocatorRecord",
+    "Grants",
     "PoolAllocator",
     "PoolID",
     "Recalls",
+    "admitted",
     "allocating_pools",
     "bare_devices",
     "blocks",
     "devices_in",
+    "grant_key",
+    "grant_key_of_pod",
     "is_complete",
     "is_controller_taint",
     "is_newer",

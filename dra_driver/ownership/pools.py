@@ -9,7 +9,7 @@ from dra_driver.api.meta import DriverName, PoolName
 from dra_driver.api.own.inventory import DeviceInventory
 from dra_driver.api.resource import ResourceSlice
 
-__all__ = ["PoolAllocator", "PoolID", "pool_of_inventory", "pool_of_slice"]
+__all__ = ["PoolAllocator", "PoolID", "parse_device", "pool_of_inventory", "pool_of_slice"]
 
 
 class PoolID(NamedTuple):
@@ -37,3 +37,12 @@ def pool_of_inventory(inventory: DeviceInventory) -> PoolID:
 def pool_of_slice(slice_: ResourceSlice) -> PoolID:
     """Return the pool that a slice belongs to."""
     return PoolID(slice_.spec.driver, slice_.spec.pool.name)
+
+
+def parse_device(line: str) -> tuple[PoolID, str] | None:
+    """Return the pool and the name of a device that policies know as one text; None where it is none."""
+    parts = line.split("/")
+    if len(parts) < 3 or not all(parts):
+        return None
+    driver, *pool, device = parts
+    return PoolID(DriverName(driver), PoolName("/".join(pool))), device

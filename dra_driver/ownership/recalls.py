@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from dra_driver.api.meta import DriverName, PoolName
-from dra_driver.ownership.pools import PoolID
+from dra_driver.ownership.pools import PoolID, parse_device
 
 __all__ = ["ADMITTED", "MAX_RECALLED", "MAX_RECALLED_OF_POOL", "RECALLED", "Recalls"]
 
@@ -58,7 +57,7 @@ class Recalls:
         """Return what an object says, however it came to be: a line that is no device is left out."""
         turn = data.get(_TURN, "")
         return cls(
-            frozenset(filter(None, map(_device, data.get(_DEVICES, "").split("\n")))),
+            frozenset(filter(None, map(parse_device, data.get(_DEVICES, "").split("\n")))),
             int(turn) if turn.isascii() and turn.isdigit() and len(turn) <= 18 else 0,
         )
 
@@ -77,11 +76,3 @@ class Recalls:
     def admit(self, pool: PoolID, devices: Iterable[str]) -> Recalls:
         """Return them without some: kube-scheduler may allocate these."""
         return Recalls(self.devices - {(pool, device) for device in devices}, self.turn)
-
-
-def _device(line: str) -> tuple[PoolID, str] | None:
-    parts = line.split("/")
-    if len(parts) < 3 or not all(parts):
-        return None
-    driver, *pool, device = parts
-    return PoolID(DriverName(driver), PoolName("/".join(pool))), device

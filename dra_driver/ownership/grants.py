@@ -1,0 +1,213 @@
+"""Grants: which new allocations of our devices the API server admits from others than the controller.
+
+They stand in one object of the controller's, which an admission policy reads as its parameter whenever
+somebody allocates a claim. The policy denies by default: a device of ours goes to nobody, unless its pool is
+kube-scheduler's or the claim has a grant for exactly this device. So a decision of kube-scheduler, however
+late it is written, takes nothing that was not given to this claim.
+
+The object has a key for each grant, so what a write of a claim costs the API server does not depend on how
+many there are. Pools whose allocator is not the default one stand in one text, and are searched: the API
+server keeps the manager of each key of an object, which makes a write of thousands of keys take seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Final
+
+from dra_driver.api.meta import DriverName, PoolName
+from dra_driver.api.names import EXTENDED_RESOURCE_ANNOTATION
+from dra_driver.api.resource import ResourceClaim
+from dra_driver.ownership.pools import PoolAllocator, PoolID, parse_device
+
+__all__ = [
+    "MAX_GRANT_BYTES",
+    "MAX_LISTED",
+    "VARIABLES",
+    "Grants",
+    "admitted",
+    "grant_key",
+    "grant_key_of_pod",
+]
+
+# The API server takes a ConfigMap with 1 MiB of keys and values.
+MAX_GRANT_BYTES: Final = 900 * 1024
+# Pools that are exceptions, and devices that are kept: each is compared with each of 32 devices of a claim,
+# and an expression may cost a million.
+MAX_LISTED: Final = 20_000
+_DEFAULT: Final = "_default"
+_TURN: Final = "_turn"
+_CLAIM: Final = "_claim_"
+_POD: Final = "_pod_"
+_EXCEPTIONS: Final = "_pools"
+_KEPT: Final = "_kept"
+_SCHEDULER: Final = PoolAllocator.SCHEDULER.value
+
+Devices = frozenset[tuple[PoolID, str]]
+
+
+def _lines(key: str) -> str:
+    return f"has(params.data) && {key} in params.data ? params.data[{key}].split('\\n') : []"
+
+
+VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        # Under which the claim that is written has its grant.
+        "key": (
+            "has(object.metadata.annotations)"
+            f" && '{EXTENDED_RESOURCE_ANNOTATION}' in object.metadata.annotations"
+            f" && object.metadata.annotations['{EXTENDED_RESOURCE_ANNOTATION}'] == 'true'"
+            " && has(object.metadata.ownerReferences) && object.metadata.ownerReferences.size() == 1"
+            f" ? '{_POD}' + object.metadata.namespace + '_' + object.metadata.ownerReferences[0].uid"
+            f" : '{_CLAIM}' + object.metadata.uid"
+        ),
+        "granted": _lines("variables.key"),
+        "exceptions": _lines(f"'{_EXCEPTIONS}'"),
+        "kept": _lines(f"'{_KEPT}'"),
+        # Whether pools are kube-scheduler's by default.
+        "default": (
+            f"has(params.data) && '{_DEFAULT}' in params.data && params.data['{_DEFAULT}'] == '{_SCHEDULER}'"
+        ),
+    }
+)
+"""The policy's variables (CEL), in their order."""
+
+
+def admitted(drivers: Iterable[str]) -> str:
+    """Return the policy's condition on a write of a claim's status by others than the controller (CEL).
+
+    Args:
+        drivers: whose devices are ours; those of others are no concern of the policy.
+    """
+    ours = ", ".join(f"'{driver}'" for driver in sorted(drivers))
+    return (
+        "has(oldObject.status) && has(oldObject.status.allocation)"
+        " || !has(object.status) || !has(object.status.allocation)"
+        " || !has(object.status.allocation.devices) || !has(object.status.allocation.devices.results)"
+        " || object.status.allocation.devices.results.all(r, has(r.adminAccess) && r.adminAccess"
+        f" || !(r.driver in [{ours}])"
+        " || (r.driver + '/' + r.pool in variables.exceptions) != variables.default"
+        " && !(r.driver + '/' + r.pool + '/' + r.device in variables.kept)"
+        " || r.driver + '/' + r.pool + '/' + r.device in variables.granted)"
+    )
+
+
+def grant_key(claim: ResourceClaim) -> str:
+    """Return the key of a claim's grant.
+
+    kube-scheduler makes the claim of extended resources when it allocates it, so its grant is under the pod's
+    UID. Whoever may make claims may name any pod as the owner, but the API server says in which namespace.
+    """
+    owners, metadata = claim.metadata.owner_references or (), claim.metadata
+    if (metadata.annotations or {}).get(EXTENDED_RESOURCE_ANNOTATION) == "true" and len(owners) == 1:
+        return grant_key_of_pod(metadata.namespace, owners[0].uid)
+    return f"{_CLAIM}{metadata.uid}"
+
+
+def grant_key_of_pod(namespace: str, uid: str) -> str:
+    """Return the key of the grant for the extended resources of a pod."""
+    return f"{_POD}{namespace}_{uid}"
+
+
+@dataclass(frozen=True, slots=True)
+class Grants:
+    """What the object says.
+
+    Attributes:
+        devices: by the key of the claim that kube-scheduler may allocate with them.
+        exceptions: pools whose allocator is not the default one.
+        kept: devices that are not admitted although the pool is kube-scheduler's: the controller had
+            allocated them before, and kube-scheduler may have decided on them before it knew.
+        default: who allocates from the pools of our drivers.
+        turn: how often the object was written because something had to end.
+    """
+
+    devices: Mapping[str, Devices] = field(default_factory=lambda: MappingProxyType({}))
+    exceptions: frozenset[PoolID] = frozenset()
+    kept: Devices = frozenset()
+    default: PoolAllocator = PoolAllocator.CONTROLLER
+    turn: int = 0
+
+    @classmethod
+    def of_data(cls, data: Mapping[str, str]) -> Grants:
+        """Return what an object says, however it came to be: a line that is no device is left out."""
+        turn = data.get(_TURN, "")
+        granted = {k: _devices(text) for k, text in data.items() if k.startswith((_CLAIM, _POD))}
+        pools = (line.partition("/") for line in data.get(_EXCEPTIONS, "").split("\n"))
+        by_scheduler = data.get(_DEFAULT) == _SCHEDULER
+        return cls(
+            MappingProxyType({key: devices for key, devices in granted.items() if devices}),
+            frozenset(
+                PoolID(DriverName(driver), PoolName(pool)) for driver, _, pool in pools if driver and pool
+            ),
+            _devices(data.get(_KEPT, "")),
+            PoolAllocator.SCHEDULER if by_scheduler else PoolAllocator.CONTROLLER,
+            int(turn) if turn.isascii() and turn.isdigit() and len(turn) <= 18 else 0,
+        )
+
+    def data(self) -> dict[str, str]:
+        """Return the data of the object."""
+        own = {
+            _DEFAULT: self.default.value,
+            _TURN: str(self.turn),
+            _EXCEPTIONS: "\n".join(sorted(map(str, self.exceptions))),
+            _KEPT: _text(self.kept),
+        }
+        return {**own, **{key: _text(devices) for key, devices in self.devices.items()}}
+
+    def allocator(self, pool: PoolID) -> PoolAllocator:
+        """Return who allocates from a pool where the claim has no grant."""
+        if pool not in self.exceptions:
+            return self.default
+        both = PoolAllocator.CONTROLLER, PoolAllocator.SCHEDULER
+        return next(one for one in both if one is not self.default)
+
+    def admits(self, key: str, pool: PoolID, device: str) -> bool:
+        """Return whether others than the controller may allocate a device of ours to a claim."""
+        theirs = self.allocator(pool) is PoolAllocator.SCHEDULER and (pool, device) not in self.kept
+        return theirs or (pool, device) in self.devices.get(key, frozenset())
+
+    def grant(self, key: str, devices: Collection[tuple[PoolID, str]]) -> Grants | None:
+        """Return them with a grant of so many devices more; None if there is no room."""
+        more = frozenset(devices) | self.devices.get(key, frozenset())
+        return self._if_it_fits(replace(self, devices=MappingProxyType({**self.devices, key: more})))
+
+    def end(self, devices: Collection[tuple[PoolID, str]]) -> Grants:
+        """Return them without some devices, whosever they are, in an object that differs in any case.
+
+        What an earlier leader has still under way then fails at its resourceVersion.
+        """
+        left = {key: held - frozenset(devices) for key, held in self.devices.items()}
+        kept = MappingProxyType({key: held for key, held in left.items() if held})
+        return replace(self, devices=kept, turn=self.turn + 1)
+
+    def with_allocators(
+        self, allocators: Mapping[PoolID, PoolAllocator], kept: Collection[tuple[PoolID, str]] = ()
+    ) -> Grants | None:
+        """Return them with the allocators of these pools, in a new turn; None if there is no room.
+
+        Args:
+            allocators: by pool.
+            kept: of the devices in pools that become kube-scheduler's, those that are allocated.
+        """
+        differs = {pool for pool, allocator in allocators.items() if allocator is not self.default}
+        exceptions = self.exceptions - allocators.keys() | differs
+        left = {(pool, device) for pool, device in self.kept if pool not in allocators} | set(kept)
+        made = replace(self, exceptions=frozenset(exceptions), kept=frozenset(left), turn=self.turn + 1)
+        return self._if_it_fits(made)
+
+    @staticmethod
+    def _if_it_fits(grants: Grants) -> Grants | None:
+        size = sum(len(key) + len(text) for key, text in grants.data().items())
+        listed = len(grants.exceptions) + len(grants.kept)
+        return grants if size <= MAX_GRANT_BYTES and listed <= MAX_LISTED else None
+
+
+def _text(devices: Devices) -> str:
+    return "\n".join(sorted(f"{pool}/{device}" for pool, device in devices))
+
+
+def _devices(text: str) -> Devices:
+    return frozenset(found for line in text.split("\n") if (found := parse_device(line)) is not None)

@@ -1,0 +1,232 @@
+"""Grants: their object, and the policy's expressions, which decide as ``Grants`` does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from builders import claim
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dra_driver.api import codec
+from dra_driver.api.meta import DriverName, PoolName
+from dra_driver.api.names import EXTENDED_RESOURCE_ANNOTATION
+from dra_driver.api.resource import ResourceClaim
+from dra_driver.cel.policies import compile_policy
+from dra_driver.ownership import (
+    MAX_GRANT_BYTES,
+    MAX_LISTED,
+    VARIABLES,
+    Grants,
+    PoolAllocator,
+    PoolID,
+    admitted,
+    grant_key,
+    grant_key_of_pod,
+)
+
+OURS, RDMA, THEIRS = (DriverName(f"{name}.example.com") for name in ("gpu", "rdma", "nic"))
+POOL = PoolID(OURS, PoolName("node-1"))
+OTHER = PoolID(OURS, PoolName("node-11"))
+NIC = PoolID(RDMA, PoolName("node-1"))
+CONTROLLER, SCHEDULER = PoolAllocator.CONTROLLER, PoolAllocator.SCHEDULER
+
+NAMES = ("object", "oldObject", "params", "variables")
+COMPILED = {name: compile_policy(text, NAMES) for name, text in VARIABLES.items()}
+CONDITION = compile_policy(admitted((OURS, RDMA)), NAMES)
+
+Body = dict[str, Any]
+
+
+def made(name: str = "c", *, pod: str = "", owners: int = 1, extended: str = "true", **metadata: Any) -> Body:
+    """Return a claim; one of extended resources where a pod is named."""
+    body = claim(name, namespace="tenant")
+    body["metadata"] |= {"uid": f"uid-{name}", **metadata}
+    if pod:
+        owner = {"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": f"uid-{pod}", "controller": True}
+        body["metadata"]["ownerReferences"] = [owner] * owners
+        body["metadata"]["annotations"] = {EXTENDED_RESOURCE_ANNOTATION: extended}
+    return body
+
+
+def result(pool: PoolID, device: str = "gpu-0", **more: Any) -> Body:
+    return {"request": "gpu", "driver": pool.driver, "pool": pool.pool, "device": device, **more}
+
+
+def admits(data: dict[str, str] | None, body: Body, *results: Body, allocated: bool = False) -> bool:
+    """Judge a write of a claim's status that allocates."""
+    status = {"status": {"allocation": {"devices": {"results": list(results)}}}}
+    given: Body = {
+        "object": {**body, **status},
+        "oldObject": {**body, **status} if allocated else body,
+        "params": {} if data is None else {"data": data},
+        "variables": {},
+    }
+    for name, expression in COMPILED.items():
+        given["variables"][name] = expression.value(given)
+    return CONDITION.value(given) is True
+
+
+def key_of(body: Body) -> str:
+    return grant_key(codec.convert(ResourceClaim, body))
+
+
+def granted(body: Body, *devices: tuple[PoolID, str]) -> Grants:
+    grants = Grants().grant(key_of(body), devices)
+    assert grants is not None
+    return grants
+
+
+@pytest.mark.parametrize("data", [None, {}, Grants().data(), {"_default": "other"}])
+def test_a_device_of_ours_goes_to_nobody_by_default(data: dict[str, str] | None) -> None:
+    assert not admits(data, made(), result(POOL))
+    assert not admits(data, made(), result(PoolID(THEIRS, POOL.pool)), result(NIC))
+    assert admits(data, made(), result(PoolID(THEIRS, POOL.pool)))
+
+
+def test_a_grant_is_for_one_claim_and_for_its_devices() -> None:
+    data = granted(made(), (POOL, "gpu-0"), (POOL, "gpu-1"), (NIC, "nic-0")).data()
+    assert admits(data, made(), result(POOL))
+    assert admits(data, made(), result(POOL), result(NIC, "nic-0"))
+    assert not admits(data, made(), result(POOL), result(POOL, "gpu-2"))
+    assert not admits(data, made(), result(OTHER))
+    assert not admits(data, made(), result(PoolID(RDMA, POOL.pool)))
+    assert not admits(data, made("other"), result(POOL))
+
+
+def test_the_claim_of_extended_resources_has_the_grant_of_its_pod() -> None:
+    extended = made(pod="p")
+    grants = Grants().grant(grant_key_of_pod("tenant", "uid-p"), [(POOL, "gpu-0")])
+    assert grants is not None
+    data = grants.data()
+    assert admits(data, extended, result(POOL))
+    # Claims of the pod that exist have grants of their own.
+    assert not admits(data, made(pod="p", extended="false"), result(POOL))
+    assert not admits(data, made(pod="q"), result(POOL))
+    assert not admits(data, made(pod="p", owners=2), result(POOL))
+
+
+def test_the_grant_of_a_pod_is_of_no_use_in_another_namespace() -> None:
+    """Whoever may make claims may name any pod as the owner."""
+    grants = Grants().grant(grant_key_of_pod("tenant", "uid-p"), [(POOL, "gpu-0")])
+    assert grants is not None
+    assert not admits(grants.data(), made(pod="p", namespace="thief"), result(POOL))
+
+
+def test_what_takes_nothing_is_admitted() -> None:
+    data = Grants().data()
+    assert admits(data, made(), result(POOL, adminAccess=True))
+    assert not admits(data, made(), result(POOL, adminAccess=False))
+    assert admits(data, made(), result(POOL), allocated=True)
+    given: Body = {"object": {}, "oldObject": {}, "params": {"data": data}, "variables": {"granted": []}}
+    assert CONDITION.value(given) is True
+    assert CONDITION.value({**given, "object": {"status": {}}}) is True
+    assert CONDITION.value({**given, "object": {"status": {"allocation": {"devices": {}}}}}) is True
+
+
+def test_pools_of_kube_scheduler_are_exceptions_or_the_rule() -> None:
+    grants = Grants().with_allocators({POOL: SCHEDULER, OTHER: CONTROLLER})
+    assert grants is not None
+    assert (grants.allocator(POOL), grants.allocator(OTHER)) == (SCHEDULER, CONTROLLER)
+    assert admits(grants.data(), made(), result(POOL))
+    assert not admits(grants.data(), made(), result(OTHER))
+    assert not admits(grants.data(), made(), result(NIC))  # of another driver, on the same node
+    other = Grants(default=SCHEDULER).with_allocators({POOL: CONTROLLER})
+    assert other is not None
+    assert (other.allocator(POOL), other.allocator(OTHER)) == (CONTROLLER, SCHEDULER)
+    assert not admits(other.data(), made(), result(POOL))
+    assert admits(other.data(), made(), result(OTHER))
+    assert other.with_allocators({POOL: SCHEDULER}) == Grants(default=SCHEDULER, turn=2)
+
+
+@pytest.mark.parametrize("default", PoolAllocator)
+def test_what_the_controller_had_allocated_is_kept_from_kube_scheduler(default: PoolAllocator) -> None:
+    grants = Grants(default=default).with_allocators({POOL: SCHEDULER, NIC: SCHEDULER}, [(POOL, "gpu-0")])
+    assert grants is not None
+    assert Grants.of_data(grants.data()) == grants
+    assert not admits(grants.data(), made(), result(POOL))
+    assert admits(grants.data(), made(), result(POOL, "gpu-1"))
+    assert admits(grants.data(), made(), result(NIC))
+    again = grants.with_allocators({POOL: SCHEDULER})
+    assert again is not None
+    assert admits(again.data(), made(), result(POOL))
+
+
+def test_the_end_of_a_grant_changes_the_object_even_where_there_is_none() -> None:
+    grants = granted(made(), (POOL, "gpu-0"), (OTHER, "gpu-0"))
+    assert grants.end([(POOL, "gpu-0")]).devices == {"_claim_uid-c": {(OTHER, "gpu-0")}}
+    ended = grants.end([(POOL, "gpu-0"), (OTHER, "gpu-0")])
+    assert ended == Grants(turn=1)
+    assert ended.end([(POOL, "gpu-0")]).data() != ended.data()
+
+
+def test_there_is_room_for_what_an_object_may_hold() -> None:
+    grants, count = Grants(), 0
+    devices = [(PoolID(OURS, PoolName("p" * 253)), f"{i:063}") for i in range(96)]
+    while (more := grants.grant(grant_key_of_pod("n" * 63, f"{count:036}"), devices)) is not None:
+        grants, count = more, count + 1
+    assert count == 28  # of the largest that there can be
+    assert sum(len(k) + len(v) for k, v in grants.data().items()) <= MAX_GRANT_BYTES
+    pools = {PoolID(OURS, PoolName(f"node-{i}.rack")): SCHEDULER for i in range(MAX_LISTED)}
+    assert Grants().with_allocators(pools) is not None
+    assert Grants().with_allocators(pools, [(POOL, "gpu-0")]) is None
+    long = {PoolID(OURS, PoolName(f"{p.pool}/{'p' * 63}")): SCHEDULER for p in pools}
+    assert Grants().with_allocators(long) is None
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "gpu-0", "a/b", "//", "a//c", "/b/c", "a/b/"])
+def test_lines_that_are_no_device_are_left_out(text: str) -> None:
+    assert Grants.of_data({"_claim_c": text, "_kept": text, "_turn": "x"}) == Grants()
+
+
+@pytest.mark.parametrize(
+    ("turn", "expected"),
+    [("7", 7), ("9" * 18, 10**18 - 1), ("9" * 19, 0), ("9" * 5000, 0), ("²", 0), ("-1", 0), ("", 0)],
+)
+def test_a_turn_that_is_no_number_begins_anew(turn: str, expected: int) -> None:
+    assert Grants.of_data({"_turn": turn}).turn == expected
+
+
+NAME = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,3}[a-z0-9])?", fullmatch=True)
+POOLS = st.builds(
+    lambda driver, pool: PoolID(driver, PoolName("/".join(pool))),
+    st.sampled_from((OURS, RDMA)),
+    st.lists(NAME, min_size=1, max_size=3),
+)
+DEVICES = st.tuples(POOLS, NAME)
+CLAIMS = st.builds(made, NAME, pod=st.sampled_from(("", "p", "q")))
+
+
+@given(
+    st.dictionaries(st.sampled_from("abc"), st.sets(DEVICES, min_size=1, max_size=3)),
+    st.dictionaries(POOLS, st.sampled_from(PoolAllocator), max_size=4),
+    st.sampled_from(PoolAllocator),
+    CLAIMS,
+    DEVICES,
+)
+def test_the_policy_decides_as_the_controller_expects(
+    by_name: dict[str, set[tuple[PoolID, str]]],
+    allocators: dict[PoolID, PoolAllocator],
+    default: PoolAllocator,
+    body: Body,
+    device: tuple[PoolID, str],
+) -> None:
+    grants = Grants(default=default).with_allocators(allocators, [(p, "gpu-0") for p in allocators])
+    for name, devices in by_name.items():
+        grants = grants and grants.grant(f"_claim_uid-{name}", devices)
+    assert grants is not None
+    grants = grants.grant(grant_key_of_pod("tenant", "uid-q"), [device])
+    assert grants is not None
+    assert Grants.of_data(grants.data()) == grants
+    kept = {(pool, name) for pool in allocators for name in ("gpu-0", "gpu-1")}
+    for pool, name in {device, *kept, *(d for devices in by_name.values() for d in devices)}:
+        for one in (body, made("a"), made("b", pod="q")):
+            assert admits(grants.data(), one, result(pool, name)) == grants.admits(key_of(one), pool, name)
+
+
+@given(st.dictionaries(st.sampled_from(("_claim_uid-c", "_pools", "_default", "_turn", "_kept")), st.text()))
+def test_no_object_grants_more_than_the_controller_reads_in_it(data: dict[str, str]) -> None:
+    grants = Grants.of_data(data)
+    for pool in (POOL, PoolID(OURS, PoolName("n/1"))):
+        assert admits(data, made(), result(pool)) <= grants.admits(key_of(made()), pool, "gpu-0")
