@@ -16,6 +16,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple
 
+import exploring
+from exploring import Explored
+
 from dra_driver.publishing.loans import Loan, LoanEvent, LoanFacts, LoanState, borrow, look_at_loan, recalled
 
 NONE: Final = -1
@@ -442,71 +445,11 @@ class ScenarioSteps:
         return state._replace(claims=claims, sees_claims=sees)
 
 
-@dataclass(frozen=True, slots=True)
-class Explored:
-    """What was found.
-
-    Attributes:
-        states: number of different worlds.
-        doubled: the way to a world in which two claims hold what one alone can have; empty: there is none.
-        stuck: number of worlds from which no step leads back to a quiet one.
-    """
-
-    states: int
-    doubled: tuple[State, ...]
-    stuck: int
-
-
-def explore(scenario: Scenario, *, back: bool = False, most: int = 3_000_000) -> Explored:
-    """Try every order of the steps.
-
-    Args:
-        scenario: the world.
-        back: whether to look, too, whether every world leads back to a quiet one.
-        most: different worlds, after which to give up.
-
-    Raises:
-        AssertionError: there are more.
-    """
+def explore(scenario: Scenario, *, back: bool = False, most: int = 3_000_000) -> Explored[State]:
+    """Try every order of the steps; see ``exploring.explore``."""
     world = ScenarioSteps(scenario)
-    states = [scenario.start()]
-    numbers = {states[0]: 0}
-    # Of each state, the one from which it was reached first; with ``back`` all from which a step leads to it.
-    from_ = [-1]
-    before: list[list[int]] = [[]]
-    for number, state in enumerate(states):  # which grows meanwhile
-        for after in world.steps(state):
-            # To hash a state is what takes longest, so it is done once for each step.
-            found = numbers.setdefault(after, len(states))
-            if found == len(states):
-                states.append(after)
-                from_.append(number)
-                before.append([])
-                assert len(states) <= most, "the world is too large"
-                if is_doubled(scenario, after):
-                    return Explored(len(states), _way(states, from_, found), 0)
-            if back and found != number:
-                before[found].append(number)
-    return Explored(len(states), (), _stuck(states, before) if back else 0)
-
-
-def _stuck(states: list[State], before: list[list[int]]) -> int:
-    queue = [number for number, state in enumerate(states) if is_quiet(state)]
-    good = set(queue)
-    while queue:
-        for number in before[queue.pop()]:
-            if number not in good:
-                good.add(number)
-                queue.append(number)
-    return len(states) - len(good)
-
-
-def _way(states: list[State], from_: list[int], last: int) -> tuple[State, ...]:
-    way: list[State] = []
-    while last >= 0:
-        way.append(states[last])
-        last = from_[last]
-    return tuple(reversed(way))
+    doubled = functools.partial(is_doubled, scenario)
+    return exploring.explore(scenario.start(), world.steps, doubled, is_quiet, back=back, most=most)
 
 
 def _bits(names: frozenset[str]) -> int:
