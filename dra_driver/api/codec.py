@@ -1,6 +1,7 @@
 """JSON in and out of the wire structs.
 
-``decode`` ignores unknown fields (objects from an API server that may be newer than we are);
+``decode`` ignores unknown fields (objects from an API server that may be newer than we are), and notes those
+that may change what an allocation means (``newer``);
 ``decode_strict`` names every one of them (objects that people write).
 """
 
@@ -15,6 +16,7 @@ from typing import Any, Final, TypeVar, Union
 import msgspec
 
 from dra_driver.api.meta import Resource, WireObject
+from dra_driver.api.newer import without_unknown
 from dra_driver.api.nulls import without_nulls
 from dra_driver.api.quantity import Quantity
 from dra_driver.errors import DecodeError, InvalidQuantity
@@ -110,9 +112,10 @@ def _decoded(decoder: msgspec.json.Decoder[_T], data: bytes | bytearray | str | 
         return decoder.decode(data)
     except msgspec.ValidationError:
         text = data.encode() if isinstance(data, str) else bytes(data)
-        if b"null" not in text:
+        known = without_unknown(decoder.type, without_nulls(decoder.type, text))
+        if known is text:
             raise
-    return decoder.decode(without_nulls(decoder.type, text))
+    return decoder.decode(known)
 
 
 def decode(kind: type[_T], data: bytes | str | msgspec.Raw) -> _T:

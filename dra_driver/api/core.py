@@ -28,11 +28,14 @@ __all__ = [
     "ContainerStatus",
     "DiskSource",
     "Event",
+    "MappedResource",
     "Namespace",
     "Node",
+    "NodeAllocatableClaimStatus",
     "NodeSpec",
     "NodeStatus",
     "ObjectReference",
+    "OverheadResource",
     "Pod",
     "PodExtendedResourceClaimStatus",
     "PodResourceClaim",
@@ -285,6 +288,30 @@ class ContainerStatus(Wire, frozen=True, kw_only=True):
     allocated_resources: Mapping[str, Quantity] = msgspec.field(default_factory=dict)
 
 
+class MappedResource(Wire, frozen=True, kw_only=True):
+    """``mapping[]``: an amount of a resource of the node that devices of the claim count as."""
+
+    name: str
+    quantity: Quantity
+
+
+class OverheadResource(Wire, frozen=True, kw_only=True):
+    """``overhead[]``: an amount that using the claim costs, for the pod and for each of its containers."""
+
+    name: str
+    per_pod: Quantity | None = None
+    per_container: Quantity | None = None
+
+
+class NodeAllocatableClaimStatus(Wire, frozen=True, kw_only=True):
+    """``status.nodeAllocatableResourceClaimStatuses[]``: CPU and memory of a claim's devices (KEP-5517)."""
+
+    resource_claim_name: str
+    containers: tuple[str, ...] = ()
+    mapping: tuple[MappedResource, ...] = ()
+    overhead: tuple[OverheadResource, ...] = ()
+
+
 class PodStatus(Wire, frozen=True, kw_only=True):
     """``status`` of a pod."""
 
@@ -300,6 +327,7 @@ class PodStatus(Wire, frozen=True, kw_only=True):
     init_container_statuses: tuple[ContainerStatus, ...] = ()
     resources: ActualResources | None = None
     allocated_resources: Mapping[str, Quantity] = msgspec.field(default_factory=dict)
+    node_allocatable_resource_claim_statuses: tuple[NodeAllocatableClaimStatus, ...] = ()
 
 
 class Pod(WireObject, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ import msgspec
 
 __all__ = [
     "DriverName",
+    "ExactWire",
     "ObjectKey",
     "ObjectMeta",
     "OwnerReference",
@@ -40,6 +41,13 @@ class Wire(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True, kw_o
 
     Unknown fields are ignored on reading (a newer API server may send more); ``codec.decode_strict``
     refuses them where people write the object.
+    """
+
+
+class ExactWire(Wire, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the parts of claims, classes and slices that decide which device a claim gets.
+
+    An unknown field in one of them is noted in the member ``newer`` around it (``dra_driver.api.newer``).
     """
 
 

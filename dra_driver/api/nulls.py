@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Union
 
 import msgspec
 
-__all__ = ["without_nulls"]
+__all__ = ["bare_type", "elements_of", "inner_type", "is_map", "members_of", "without_nulls"]
 
 _NULL: Final = b"null"
 _members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -39,24 +39,30 @@ def without_nulls(kind: Any, data: bytes) -> bytes:
     """
     if _NULL not in data:
         return data
-    kind, _ = _of(kind)
+    kind, _ = bare_type(kind)
     start = data.lstrip()[:1]
-    inner = _inner(kind)
+    inner = inner_type(kind)
     if start == b"{" and isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         fields = _fields(kind)
-        return _object((name, raw, *fields.get(name, (Any, False))) for name, raw in _members_of(data))
-    if start == b"{" and inner is not None and _is_map(kind):
-        _, drop = _of(inner)
-        return _object((name, raw, inner, drop) for name, raw in _members_of(data))
-    if start == b"[" and inner is not None and not _is_map(kind):
-        _, drop = _of(inner)
-        kept = (bytes(raw) for raw in _elements.decode(data))
-        return b"[%s]" % b",".join(without_nulls(inner, raw) for raw in kept if not (drop and raw == _NULL))
+        return _object((name, raw, *fields.get(name, (Any, False))) for name, raw in members_of(data))
+    if start == b"{" and inner is not None and is_map(kind):
+        _, drop = bare_type(inner)
+        return _object((name, raw, inner, drop) for name, raw in members_of(data))
+    if start == b"[" and inner is not None and not is_map(kind):
+        _, drop = bare_type(inner)
+        kept = [raw for raw in elements_of(data) if not (drop and raw == _NULL)]
+        return b"[%s]" % b",".join(without_nulls(inner, raw) for raw in kept)
     return data
 
 
-def _members_of(data: bytes) -> typing.Iterable[tuple[str, bytes]]:
+def members_of(data: bytes) -> typing.Iterable[tuple[str, bytes]]:
+    """Iterate over the members of an object in JSON, each with its value as it was written."""
     return ((name, bytes(raw)) for name, raw in _members.decode(data).items())
+
+
+def elements_of(data: bytes) -> typing.Iterable[bytes]:
+    """Iterate over the elements of a list in JSON, as they were written."""
+    return (bytes(raw) for raw in _elements.decode(data))
 
 
 def _object(members: typing.Iterable[tuple[str, bytes, Any, bool]]) -> bytes:
@@ -73,7 +79,7 @@ def _fields(kind: type[msgspec.Struct]) -> Mapping[str, tuple[Any, bool]]:
     """Return the type of each field by its name on the wire, and whether null is left out there."""
     found = {}
     for field in msgspec.structs.fields(kind):
-        _, drop = _of(field.type)
+        _, drop = bare_type(field.type)
         found[field.encode_name] = (
             field.type,
             drop or (not field.required and field.type is not msgspec.Raw),
@@ -82,23 +88,26 @@ def _fields(kind: type[msgspec.Struct]) -> Mapping[str, tuple[Any, bool]]:
 
 
 @functools.cache
-def _of(kind: Any) -> tuple[Any, bool]:
+def bare_type(kind: Any) -> tuple[Any, bool]:
     """Return a type without its annotations and ``| None``, and whether it refuses null."""
     if typing.get_origin(kind) is Annotated:
-        return _of(typing.get_args(kind)[0])
+        return bare_type(typing.get_args(kind)[0])
     if typing.get_origin(kind) in (Union, types.UnionType):
         options = [option for option in typing.get_args(kind) if option is not type(None)]
-        refuses = len(options) == len(typing.get_args(kind)) and all(_of(option)[1] for option in options)
-        return (_of(options[0])[0] if len(options) == 1 else Any), refuses
+        refuses = len(options) == len(typing.get_args(kind)) and all(
+            bare_type(option)[1] for option in options
+        )
+        return (bare_type(options[0])[0] if len(options) == 1 else Any), refuses
     return kind, kind not in (Any, object, None, type(None), msgspec.Raw)
 
 
-def _is_map(kind: Any) -> bool:
+def is_map(kind: Any) -> bool:
+    """Return whether a type of which ``inner_type`` is known is a map."""
     return issubclass(typing.get_origin(kind), Mapping)
 
 
 @functools.cache
-def _inner(kind: Any) -> Any:
+def inner_type(kind: Any) -> Any:
     """Return the type of a map's values or of a list's elements; None for everything else."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if not isinstance(origin, type):

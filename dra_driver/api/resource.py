@@ -1,6 +1,6 @@
 """``resource.k8s.io/v1``: ResourceSlice, ResourceClaim, ResourceClaimTemplate, DeviceClass.
 
-Source: the API reference of Kubernetes 1.34 to 1.36. A field that an older server does not know is absent
+Source: the API reference of Kubernetes 1.34 to 1.37. A field that an older server does not know is absent
 there. List-valued fields default to an empty tuple, which is not written to the wire.
 """
 
@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from dra_driver.api.meta import DriverName, ObjectMeta, PoolName, Resource, Uid, Wire, WireObject
+from dra_driver.api.meta import DriverName, ExactWire, ObjectMeta, PoolName, Resource, Uid, Wire, WireObject
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.slices import (
     RESOURCE_SLICES,
@@ -58,6 +58,7 @@ __all__ = [
     "DeviceClassSpec",
     "DeviceConstraint",
     "DeviceCounterConsumption",
+    "DeviceDerivedAttribute",
     "DeviceRequest",
     "DeviceRequestAllocationResult",
     "DeviceSelector",
@@ -90,13 +91,13 @@ TaintEffect = Literal["None", "NoSchedule", "NoExecute"]
 # --- selectors, requests ------------------------------------------------------------------------------------
 
 
-class CelSelector(Wire, frozen=True, kw_only=True):
+class CelSelector(ExactWire, frozen=True, kw_only=True):
     """A CEL expression over ``device`` that gives a bool."""
 
     expression: str
 
 
-class DeviceSelector(Wire, frozen=True, kw_only=True):
+class DeviceSelector(ExactWire, frozen=True, kw_only=True):
     """``selectors[]``; CEL is the only form."""
 
     cel: CelSelector | None = None
@@ -113,7 +114,7 @@ class OpaqueDeviceConfiguration(Wire, frozen=True, kw_only=True):
         msgspec.structs.force_setattr(self, "parameters", self.parameters.copy())
 
 
-class DeviceToleration(Wire, frozen=True, kw_only=True):
+class DeviceToleration(ExactWire, frozen=True, kw_only=True):
     """``tolerations[]``: operator is Equal (default) or Exists; an empty key with Exists tolerates all."""
 
     key: str = ""
@@ -123,13 +124,24 @@ class DeviceToleration(Wire, frozen=True, kw_only=True):
     toleration_seconds: int | None = None
 
 
-class CapacityRequirements(Wire, frozen=True, kw_only=True):
+class CapacityRequirements(ExactWire, frozen=True, kw_only=True):
     """``capacity``: least amounts, by capacity name (KEP-5075)."""
 
     requests: Mapping[str, Quantity] = msgspec.field(default_factory=dict)
 
 
-class ExactDeviceRequest(Wire, frozen=True, kw_only=True):
+class DeviceDerivedAttribute(ExactWire, frozen=True, kw_only=True):
+    """``derivedAttributes[]``: a CEL expression over ``device`` that gives an attribute for constraints.
+
+    KEP-6080, gate DRADerivedAttributes. ``name`` is qualified by a domain; in the constraints of the claim it
+    stands in the place of an attribute of that name.
+    """
+
+    name: str
+    expression: str
+
+
+class ExactDeviceRequest(ExactWire, frozen=True, kw_only=True):
     """``requests[].exactly``. ``allocation_mode`` is ExactCount (default, with ``count``) or All."""
 
     device_class_name: str
@@ -139,9 +151,10 @@ class ExactDeviceRequest(Wire, frozen=True, kw_only=True):
     admin_access: bool | None = None
     tolerations: tuple[DeviceToleration, ...] = ()
     capacity: CapacityRequirements | None = None
+    derived_attributes: tuple[DeviceDerivedAttribute, ...] = ()
 
 
-class DeviceSubRequest(Wire, frozen=True, kw_only=True):
+class DeviceSubRequest(ExactWire, frozen=True, kw_only=True):
     """One alternative of ``firstAvailable`` (KEP-4816)."""
 
     name: str
@@ -151,9 +164,10 @@ class DeviceSubRequest(Wire, frozen=True, kw_only=True):
     count: int = 0
     tolerations: tuple[DeviceToleration, ...] = ()
     capacity: CapacityRequirements | None = None
+    derived_attributes: tuple[DeviceDerivedAttribute, ...] = ()
 
 
-class DeviceRequest(Wire, frozen=True, kw_only=True):
+class DeviceRequest(ExactWire, frozen=True, kw_only=True):
     """``requests[]``: ``exactly`` or ``firstAvailable``."""
 
     name: str
@@ -161,7 +175,7 @@ class DeviceRequest(Wire, frozen=True, kw_only=True):
     first_available: tuple[DeviceSubRequest, ...] = ()
 
 
-class DeviceConstraint(Wire, frozen=True, kw_only=True):
+class DeviceConstraint(ExactWire, frozen=True, kw_only=True):
     """All devices of ``requests`` (empty: of the claim) have the same / pairwise different attribute."""
 
     requests: tuple[str, ...] = ()
@@ -169,14 +183,14 @@ class DeviceConstraint(Wire, frozen=True, kw_only=True):
     distinct_attribute: str | None = None
 
 
-class DeviceClaimConfiguration(Wire, frozen=True, kw_only=True):
+class DeviceClaimConfiguration(ExactWire, frozen=True, kw_only=True):
     """``spec.devices.config[]`` of a claim."""
 
     requests: tuple[str, ...] = ()
     opaque: OpaqueDeviceConfiguration | None = None
 
 
-class DeviceClaim(Wire, frozen=True, kw_only=True):
+class DeviceClaim(ExactWire, frozen=True, kw_only=True):
     """``spec.devices`` of a claim. The server writes ``requests: null`` where there are none."""
 
     requests: tuple[DeviceRequest, ...] | None = None
@@ -200,6 +214,7 @@ class DeviceRequestAllocationResult(Wire, frozen=True, kw_only=True):
     binding_failure_conditions: tuple[str, ...] = ()
     share_id: Uid | None = msgspec.field(default=None, name="shareID")
     consumed_capacity: Mapping[str, Quantity] = msgspec.field(default_factory=dict)
+    skip_node_operations: tuple[str, ...] = ()
 
 
 class DeviceAllocationConfiguration(Wire, frozen=True, kw_only=True):
@@ -277,7 +292,7 @@ class ResourceClaimStatus(Wire, frozen=True, kw_only=True):
     devices: tuple[AllocatedDeviceStatus, ...] = ()
 
 
-class ResourceClaimSpec(Wire, frozen=True, kw_only=True):
+class ResourceClaimSpec(ExactWire, frozen=True, kw_only=True):
     """``spec`` of a claim: immutable."""
 
     devices: DeviceClaim = DeviceClaim()
@@ -288,11 +303,13 @@ class ResourceClaim(WireObject, frozen=True, kw_only=True):
 
     Attributes:
         left_out: which limit it exceeds, so that it is not kept as a whole (``dra_driver.trimming``).
+        newer: path of the first field of the spec that this version does not know.
     """
 
     spec: ResourceClaimSpec = ResourceClaimSpec()
     status: ResourceClaimStatus = ResourceClaimStatus()
     left_out: str = ""
+    newer: str = ""
 
 
 class ResourceClaimTemplateSpec(Wire, frozen=True, kw_only=True):
@@ -311,13 +328,13 @@ class ResourceClaimTemplate(WireObject, frozen=True, kw_only=True):
 # --- DeviceClass --------------------------------------------------------------------------------------------
 
 
-class DeviceClassConfiguration(Wire, frozen=True, kw_only=True):
+class DeviceClassConfiguration(ExactWire, frozen=True, kw_only=True):
     """``spec.config[]`` of a class."""
 
     opaque: OpaqueDeviceConfiguration | None = None
 
 
-class DeviceClassSpec(Wire, frozen=True, kw_only=True):
+class DeviceClassSpec(ExactWire, frozen=True, kw_only=True):
     """``spec`` of a class."""
 
     selectors: tuple[DeviceSelector, ...] = ()
@@ -326,9 +343,14 @@ class DeviceClassSpec(Wire, frozen=True, kw_only=True):
 
 
 class DeviceClass(WireObject, frozen=True, kw_only=True):
-    """A name that admins give to a set of devices and their default configuration."""
+    """A name that admins give to a set of devices and their default configuration.
+
+    Attributes:
+        newer: path of the first field that this version does not know.
+    """
 
     spec: DeviceClassSpec = DeviceClassSpec()
+    newer: str = ""
 
 
 # --- DeviceTaintRule ----------------------------------------------------------------------------------------

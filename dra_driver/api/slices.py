@@ -1,6 +1,6 @@
 """ResourceSlices of ``resource.k8s.io/v1``, with their devices and counters.
 
-Source: the API reference of Kubernetes 1.34 to 1.36; KEP-4815 for counters.
+Source: the API reference of Kubernetes 1.34 to 1.37; KEP-4815 for counters.
 ``dra_driver.api.resource`` exports these names, too.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from dra_driver.api import codec
-from dra_driver.api.meta import DriverName, PoolName, Resource, Wire, WireObject
+from dra_driver.api.meta import DriverName, ExactWire, PoolName, Resource, Wire, WireObject
 from dra_driver.api.names import COUNTERS_ANNOTATION
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.shared import shared_attributes, shared_capacities
@@ -29,6 +29,9 @@ __all__ = [
     "DeviceCapacity",
     "DeviceCounterConsumption",
     "DeviceTaint",
+    "NodeAllocatableMapping",
+    "NodeAllocatableOverhead",
+    "NodeAllocatableResource",
     "NodeSelector",
     "NodeSelectorRequirement",
     "NodeSelectorTerm",
@@ -64,7 +67,7 @@ class NodeSelector(Wire, frozen=True, kw_only=True):
 # --- ResourceSlice ------------------------------------------------------------------------------------------
 
 
-class DeviceAttribute(Wire, frozen=True, kw_only=True):
+class DeviceAttribute(ExactWire, frozen=True, kw_only=True):
     """One attribute: exactly one of the values is set. The plural ones need DRAListTypeAttributes."""
 
     int_value: int | None = msgspec.field(default=None, name="int")
@@ -77,7 +80,7 @@ class DeviceAttribute(Wire, frozen=True, kw_only=True):
     versions: tuple[str, ...] | None = None
 
 
-class CapacityRequestPolicyRange(Wire, frozen=True, kw_only=True):
+class CapacityRequestPolicyRange(ExactWire, frozen=True, kw_only=True):
     """Values that a request for shared capacity may take: ``min``, ``min + step``, … up to ``max``."""
 
     min: Quantity
@@ -85,7 +88,7 @@ class CapacityRequestPolicyRange(Wire, frozen=True, kw_only=True):
     step: Quantity | None = None
 
 
-class CapacityRequestPolicy(Wire, frozen=True, kw_only=True):
+class CapacityRequestPolicy(ExactWire, frozen=True, kw_only=True):
     """How requests for one capacity of a device that is allocated several times are rounded (KEP-5075)."""
 
     default: Quantity | None = None
@@ -93,34 +96,39 @@ class CapacityRequestPolicy(Wire, frozen=True, kw_only=True):
     valid_range: CapacityRequestPolicyRange | None = None
 
 
-class DeviceCapacity(Wire, frozen=True, kw_only=True):
+class DeviceCapacity(ExactWire, frozen=True, kw_only=True):
     """One capacity of a device."""
 
     value: Quantity
     request_policy: CapacityRequestPolicy | None = None
 
 
-class Counter(Wire, frozen=True, kw_only=True):
+class Counter(ExactWire, frozen=True, kw_only=True):
     """An amount in a counter set."""
 
     value: Quantity
 
 
-class CounterSet(Wire, frozen=True, kw_only=True):
+class CounterSet(ExactWire, frozen=True, kw_only=True):
     """Counters that the partitions of one physical device share (KEP-4815)."""
 
     name: str
     counters: Mapping[str, Counter] = msgspec.field(default_factory=dict)
 
 
-class DeviceCounterConsumption(Wire, frozen=True, kw_only=True):
-    """What a device takes from a counter set."""
+class DeviceCounterConsumption(ExactWire, frozen=True, kw_only=True):
+    """What a device takes from a counter set.
+
+    Devices that take from one set are allocated together only if all of them have a group in common. Without
+    groups a device goes with others without groups (KEP-5963, gate DRADeviceCompatibilityGroups).
+    """
 
     counter_set: str
     counters: Mapping[str, Counter] = msgspec.field(default_factory=dict)
+    compatibility_groups: tuple[str, ...] = ()
 
 
-class DeviceTaint(Wire, frozen=True, kw_only=True):
+class DeviceTaint(ExactWire, frozen=True, kw_only=True):
     """``spec.devices[].taints[]`` (KEP-5055)."""
 
     key: str
@@ -129,8 +137,34 @@ class DeviceTaint(Wire, frozen=True, kw_only=True):
     time_added: str | None = None
 
 
-class Device(Wire, frozen=True, kw_only=True):
-    """``spec.devices[]``. ``node_name`` and its siblings apply with ``perDeviceNodeSelection`` only."""
+class NodeAllocatableMapping(ExactWire, frozen=True, kw_only=True):
+    """``mapping``: how much of a resource of the node an allocated device counts as."""
+
+    capacity_key: str | None = None
+    capacity_multiplier: Quantity | None = None
+    device_multiplier: Quantity | None = None
+
+
+class NodeAllocatableOverhead(ExactWire, frozen=True, kw_only=True):
+    """``overhead``: how much of a resource of the node its use costs, besides."""
+
+    per_pod: Quantity | None = None
+    per_container: Quantity | None = None
+
+
+class NodeAllocatableResource(ExactWire, frozen=True, kw_only=True):
+    """``nodeAllocatableResources``: CPU or memory of the node that comes with a device (KEP-5517)."""
+
+    mapping: NodeAllocatableMapping | None = None
+    overhead: NodeAllocatableOverhead | None = None
+
+
+class Device(ExactWire, frozen=True, kw_only=True):
+    """``spec.devices[]``. ``node_name`` and its siblings apply with ``perDeviceNodeSelection`` only.
+
+    Attributes:
+        newer: path of the first field that this version does not know; never on the wire.
+    """
 
     name: str
     attributes: Mapping[str, DeviceAttribute] = msgspec.field(default_factory=dict)
@@ -144,6 +178,8 @@ class Device(Wire, frozen=True, kw_only=True):
     binding_conditions: tuple[str, ...] = ()
     binding_failure_conditions: tuple[str, ...] = ()
     allow_multiple_allocations: bool | None = None
+    node_allocatable_resources: Mapping[str, NodeAllocatableResource] = {}
+    newer: str = ""
 
     def __post_init__(self) -> None:
         """Share what is equal in devices of one model: most attributes are."""
@@ -151,7 +187,7 @@ class Device(Wire, frozen=True, kw_only=True):
         msgspec.structs.force_setattr(self, "capacity", shared_capacities(self.capacity))
 
 
-class ResourcePool(Wire, frozen=True, kw_only=True):
+class ResourcePool(ExactWire, frozen=True, kw_only=True):
     """``spec.pool``: usable only when ``resource_slice_count`` slices of its newest generation are there."""
 
     name: PoolName
@@ -159,8 +195,16 @@ class ResourcePool(Wire, frozen=True, kw_only=True):
     resource_slice_count: int
 
 
-class ResourceSliceSpec(Wire, frozen=True, kw_only=True):
-    """``spec``: devices or shared counters, never both."""
+class ResourceSliceSpec(ExactWire, frozen=True, kw_only=True):
+    """``spec``: devices or shared counters, never both.
+
+    Attributes:
+        skip_node_operations: calls that the kubelet leaves out for claims whose devices of the driver all say
+            so (KEP-5945, gate DRAOptionalNodeOperations). Never of ours, which are prepared.
+        partition_type_attribute: attribute that names the type of each partition (gate
+            DRAPartitionableDevicesType).
+        newer: path of the first field that this version does not know; never on the wire.
+    """
 
     driver: DriverName
     pool: ResourcePool
@@ -170,6 +214,9 @@ class ResourceSliceSpec(Wire, frozen=True, kw_only=True):
     per_device_node_selection: bool | None = None
     devices: tuple[Device, ...] = ()
     shared_counters: tuple[CounterSet, ...] = ()
+    skip_node_operations: tuple[str, ...] = ()
+    partition_type_attribute: str | None = None
+    newer: str = ""
 
 
 class ResourceSlice(WireObject, frozen=True, kw_only=True):

@@ -170,7 +170,7 @@ def _unit(members: Sequence[GroupMember], numbers: tuple[int, ...]) -> Unit:
 def _asked(claim: ResourceClaim) -> bytes:
     devices = claim.spec.devices
     topology = (claim.metadata.annotations or {}).get(names.TOPOLOGY_ANNOTATION, "")
-    asked: object = claim.status.allocation or (devices.requests, devices.constraints, topology)
+    asked: object = claim.status.allocation or (devices.requests, devices.constraints, topology, claim.newer)
     return codec.encode(asked)
 
 

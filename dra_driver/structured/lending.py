@@ -106,10 +106,12 @@ def _bare(device: Device) -> Device:
 def understood(claim: ResourceClaim) -> ResourceClaim:
     """Return a claim without what a later version of the API may have: the same object where that is nothing.
 
-    Left out are selectors that have no CEL expression, and constraints on something else than attributes; so
-    what is chosen for the rest may not suit the claim. An unknown allocation mode stays:
-    nothing can be chosen for that.
+    Left out are fields that this version does not know, selectors that have no CEL expression, and
+    constraints on something else than attributes; so what is chosen for the rest may not suit the claim. An
+    unknown allocation mode stays: nothing can be chosen for that.
     """
+    if claim.newer:
+        claim = msgspec.structs.replace(claim, newer="")
     devices = claim.spec.devices
     requests = tuple(map(_understood_request, devices.requests or ()))
     constraints = tuple(

@@ -157,6 +157,7 @@ def _request(request: DeviceRequest) -> DeviceRequest:
             exactly,
             device_class_name=cut(exactly.device_class_name),
             selectors=(),
+            derived_attributes=(),
             tolerations=_tolerations(exactly.tolerations),
             capacity=exactly.capacity and _ASKS,
         ),
@@ -166,6 +167,7 @@ def _request(request: DeviceRequest) -> DeviceRequest:
                 name=cut(sub.name),
                 device_class_name=cut(sub.device_class_name),
                 selectors=(),
+                derived_attributes=(),
                 tolerations=_tolerations(sub.tolerations),
                 capacity=sub.capacity and _ASKS,
             )

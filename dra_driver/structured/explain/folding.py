@@ -31,6 +31,7 @@ _ONE_ROW: Final = frozenset(
         ExclusionReason.IN_USE,
         ExclusionReason.COUNTERS,
         ExclusionReason.SELECTOR_ERROR,
+        ExclusionReason.NEWER,
         ExclusionReason.POOL_INVALID,
         ExclusionReason.POOL_INCOMPLETE,
     }
@@ -171,6 +172,8 @@ def _text(
             return f"not selected by {short(first.wanted, _EXPRESSION)}{seen}"
         case ExclusionReason.SELECTOR_ERROR:
             return f"a selector fails: {listed(sorted({_error(e) for e in exclusions}))}"
+        case ExclusionReason.NEWER:
+            return f"a newer controller is needed because of {listed(found)}"
         case ExclusionReason.POOL_INVALID:
             return f"in an invalid pool ({listed(found)})"
         case ExclusionReason.POOL_INCOMPLETE:

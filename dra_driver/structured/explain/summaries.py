@@ -36,6 +36,7 @@ NEARNESS: Final = {
             ExclusionReason.POOL_INCOMPLETE,
             ExclusionReason.SELECTOR,
             ExclusionReason.SELECTOR_ERROR,
+            ExclusionReason.NEWER,
             ExclusionReason.CAPACITY,
             ExclusionReason.TAINT,
             ExclusionReason.IN_USE,
@@ -273,6 +274,8 @@ def _offer(part: _Part, exclusions: Sequence[Exclusion], holders: bool) -> str:
             return f"{count} of the class, none selected by {expressions}"
         case ExclusionReason.SELECTOR_ERROR:
             return f"{count} on which a selector fails ({exclusions[0].found})"
+        case ExclusionReason.NEWER:
+            return f"{fit}, for which {exclusions[0].found} needs a newer controller"
         case ExclusionReason.POOL_INVALID:
             return f"{count} in an invalid pool ({part.found(reason)})"
         case ExclusionReason.POOL_INCOMPLETE:

@@ -91,7 +91,7 @@ def kinds_of(of: Sequence[Bundle]) -> list[Kind]:
 def _asked(claim: ResourceClaim) -> bytes:
     devices = claim.spec.devices
     topology = (claim.metadata.annotations or {}).get(names.TOPOLOGY_ANNOTATION, "")
-    asked: object = claim.status.allocation or (devices.requests, devices.constraints, topology)
+    asked: object = claim.status.allocation or (devices.requests, devices.constraints, topology, claim.newer)
     # A digest: claims may have a megabyte of selectors each.
     return hashlib.blake2b(codec.encode(asked), digest_size=16).digest()
 

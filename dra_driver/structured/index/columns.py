@@ -291,6 +291,7 @@ def _content(snapshot: Snapshot, entry: DeviceEntry, off_node: bool) -> Hashable
         is_busy(entry),
         off_node,
         error,
+        entry.newer,
     )
 
 

@@ -463,4 +463,4 @@ def _requests(claim: ResourceClaim) -> bytes:
     """Return what decides how a claim is allocated; equal for claims that can share all results."""
     devices = claim.spec.devices
     topology = (claim.metadata.annotations or {}).get(names.TOPOLOGY_ANNOTATION, "")
-    return codec.encode((devices.requests, devices.constraints, topology))
+    return codec.encode((devices.requests, devices.constraints, topology, claim.newer))

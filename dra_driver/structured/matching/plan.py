@@ -105,7 +105,7 @@ def compile_claims(
     """Validate claims against the classes that exist, and return their plans.
 
     Raises:
-        FatalError: a class does not exist, or a field asks for something that is not supported.
+        FatalError: a class does not exist, or a field asks for something that is not supported or known.
     """
     return tuple(_claim(i, claim, classes, features) for i, claim in enumerate(claims))
 
@@ -116,6 +116,8 @@ def _claim(
     name = str(claim.key)
     if claim.status.allocation is not None:
         return ClaimPlan(index, name, claim, (), (), claim.status.allocation)
+    if claim.newer:
+        raise FatalError(f"claim {name}: needs a newer controller: {claim.newer} is not known to this one")
     required, preferred = _topology(name, claim)
     constraints = (
         *claim.spec.devices.constraints,
@@ -176,6 +178,13 @@ def _alternative(
         raise FatalError(
             f"{where}: DeviceClass {spec.device_class_name!r} does not exist (there are: {known})"
         )
+    if device_class.newer:
+        raise FatalError(
+            f"{where}: needs a newer controller: {device_class.newer} of DeviceClass "
+            f"{spec.device_class_name!r} is not known to this one"
+        )
+    if spec.derived_attributes:
+        raise FatalError(f"{where}: needs a newer controller: it has derivedAttributes")
     class_expressions = _expressions(device_class.spec.selectors, f"class {spec.device_class_name}")
     return Alternative(
         claim_index=index,

@@ -234,6 +234,8 @@ class NodeProblem:
             where = f"class {alternative.device_class.metadata.name}" if of_class else str(alternative)
             candidate.error = f"{where}: selector fails on device {entry.id}: {result}"
             return candidate
+        if entry.newer:
+            return Verdict(ExclusionReason.NEWER, found=entry.newer)
         if entry.id.device in pool.off_node or entry in self._left_out:
             return Verdict(ExclusionReason.NODE_SELECTOR)
         if not self._measure(alternative, candidate):

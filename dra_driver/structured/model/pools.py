@@ -60,6 +60,7 @@ class DeviceEntry:
         shareable: whether it can be allocated several times, each time a part of its capacity (KEP-5075).
         node_name, node_selector, all_nodes: where it can be used, as its slice or the device itself says.
         content: what selectors see; made when the first selector is evaluated.
+        newer: field of the device or its slice because of which it needs a newer controller; mostly empty.
     """
 
     id: DeviceID
@@ -69,6 +70,7 @@ class DeviceEntry:
     node_selector: NodeSelector | None
     all_nodes: bool
     content: cel.DeviceView | None = None
+    newer: str = ""
 
     @property
     def ambiguous_selector(self) -> bool:
@@ -469,6 +471,7 @@ def _slice_entry(name: str, slice_: ResourceSlice, features: Features) -> SliceE
             node_name=device.node_name if per_device else spec.node_name,
             node_selector=device.node_selector if per_device else spec.node_selector,
             all_nodes=bool(device.all_nodes if per_device else spec.all_nodes),
+            newer=spec.newer or device.newer or _not_supported(device),
         )
         for device in spec.devices
         if _supported(device, features)
@@ -485,6 +488,13 @@ def _slice_entry(name: str, slice_: ResourceSlice, features: Features) -> SliceE
         counter_sets=spec.shared_counters if features.partitionable_devices else (),
         devices=devices,
     )
+
+
+def _not_supported(device: Device) -> str:
+    """Return a field of the device that is known here, and not allocated by; empty if it has none."""
+    if any(consumed.compatibility_groups for consumed in device.consumes_counters):
+        return "consumesCounters[].compatibilityGroups"
+    return "nodeAllocatableResources" if device.node_allocatable_resources else ""
 
 
 def _supported(device: Device, features: Features) -> bool:

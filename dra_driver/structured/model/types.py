@@ -149,6 +149,8 @@ class ExclusionReason(enum.Enum):
     SELECTOR = "selector"
     """A selector of the request is false."""
     SELECTOR_ERROR = "selector error"
+    NEWER = "needs a newer controller"
+    """The device has a field that may change what an allocation of it means, and is not known here."""
     CAPACITY = "capacity"
     TAINT = "taint"
     IN_USE = "in use"
