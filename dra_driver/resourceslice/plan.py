@@ -180,7 +180,8 @@ def _with_times(devices: tuple[Device, ...], old: ResourceSlice | None) -> tuple
 def altered(sent: ResourceSliceSpec, stored: ResourceSliceSpec) -> bool:
     """Whether the server holds something else than we mean (it drops fields of disabled gates in silence).
 
-    The time of a taint that was sent without one is the server's to set.
+    The time of a taint that was sent without one is the server's to set, and so is a field that this version
+    does not know: it would be written again and again otherwise.
     """
     return _comparable(sent, sent) != _comparable(stored, sent)
 
@@ -190,13 +191,14 @@ def _comparable(spec: ResourceSliceSpec, sent: ResourceSliceSpec) -> ResourceSli
     devices = tuple(
         msgspec.structs.replace(
             d,
+            newer="",
             taints=tuple(
                 t if (d.name, t.key, t.effect) in timed else msgspec.structs.replace(t, time_added=None)
                 for t in d.taints
             ),
         )
-        if d.taints
+        if d.taints or d.newer
         else d
         for d in spec.devices
     )
-    return msgspec.structs.replace(spec, devices=devices)
+    return msgspec.structs.replace(spec, devices=devices, newer="")

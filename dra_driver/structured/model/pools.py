@@ -60,6 +60,7 @@ class DeviceEntry:
         shareable: whether it can be allocated several times, each time a part of its capacity (KEP-5075).
         node_name, node_selector, all_nodes: where it can be used, as its slice or the device itself says.
         content: what selectors see; made when the first selector is evaluated.
+        skips: node operations that the kubelet may leave out for it (``skipNodeOperations`` of its slice).
         newer: field of the device or its slice because of which it needs a newer controller; mostly empty.
     """
 
@@ -70,6 +71,7 @@ class DeviceEntry:
     node_selector: NodeSelector | None
     all_nodes: bool
     content: cel.DeviceView | None = None
+    skips: tuple[str, ...] = ()
     newer: str = ""
 
     @property
@@ -471,6 +473,7 @@ def _slice_entry(name: str, slice_: ResourceSlice, features: Features) -> SliceE
             node_name=device.node_name if per_device else spec.node_name,
             node_selector=device.node_selector if per_device else spec.node_selector,
             all_nodes=bool(device.all_nodes if per_device else spec.all_nodes),
+            skips=spec.skip_node_operations,
             newer=spec.newer or device.newer or _not_supported(device),
         )
         for device in spec.devices

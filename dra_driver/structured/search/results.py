@@ -70,6 +70,8 @@ def _device(problem: NodeProblem, claim: ClaimPlan, pick: Pick, number: int) -> 
         binding_failure_conditions=device.binding_failure_conditions if binding else (),
         share_id=_share_id(claim, pick, number) if pick.consumed is not None else None,
         consumed_capacity=pick.consumed or {},
+        # The kubelet decides by the copy, also when the slice has changed or is gone.
+        skip_node_operations=pick.entry.skips,
     )
 
 
