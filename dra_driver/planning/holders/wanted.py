@@ -132,6 +132,8 @@ class NodeTables:
         suitable = [
             suitable_devices(empty, (kind,), node, ignore_taint=is_controller_taint) for kind in wanted.kinds
         ]
+        # The tables know counters only, so with groups they say what there is at most.
+        grouped = any(pool.grouped for pool in view.pools)
         limited = tuple(not any(entries[i].shareable for i in of) for of in suitable)
         counters = {
             (pool.id, name, counter): amount.value.nano
@@ -144,7 +146,7 @@ class NodeTables:
             kinds = [tuple(k for k, of in enumerate(suitable) if limited[k] and i in of) for i in positions]
             if any(kinds):
                 areas.append((positions, AreaKind.of([entries[i] for i in positions], kinds, counters)))
-        return cls(AreaTables(areas, memory), limited, wanted.exact and all(limited))
+        return cls(AreaTables(areas, memory), limited, wanted.exact and all(limited) and not grouped)
 
     def needs(self, wanted: Vector) -> Vector:
         """Return what is wanted as far as it is limited."""

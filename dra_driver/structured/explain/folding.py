@@ -30,6 +30,7 @@ _ONE_ROW: Final = frozenset(
     {
         ExclusionReason.IN_USE,
         ExclusionReason.COUNTERS,
+        ExclusionReason.INCOMPATIBLE,
         ExclusionReason.SELECTOR_ERROR,
         ExclusionReason.NEWER,
         ExclusionReason.POOL_INVALID,
@@ -191,6 +192,9 @@ def _text(
         case ExclusionReason.COUNTERS:
             used = sorted({e.wanted for e in exclusions})
             return f"partitions of the same GPU are allocated ({listed(used)} used up)"
+        case ExclusionReason.INCOMPATIBLE:
+            used = sorted({e.wanted for e in exclusions})
+            return f"partitions of other compatibility groups are allocated ({listed(used)})"
         case ExclusionReason.CONSTRAINT:
             return f"free, but not together: {first.wanted}"
 

@@ -97,6 +97,9 @@ def _exclude(
     short = next((key for key, amount, left in looked.counters if amount > left), None)
     if short is not None:
         return because(ExclusionReason.COUNTERS, f"counter {short[2]} of {short[1]}")
+    apart = next((of for of, groups in looked.groups if not groups), None)
+    if apart is not None:
+        return because(ExclusionReason.INCOMPATIBLE, f"counter set {apart[1]}")
     # Nothing speaks against the device alone, so it is the combination that is impossible.
     return because(ExclusionReason.CONSTRAINT, _combination(problem, alternative, looked, lacking()))
 

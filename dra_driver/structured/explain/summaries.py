@@ -42,6 +42,7 @@ NEARNESS: Final = {
             ExclusionReason.IN_USE,
             ExclusionReason.CAPACITY_IN_USE,
             ExclusionReason.COUNTERS,
+            ExclusionReason.INCOMPATIBLE,
             ExclusionReason.CONSTRAINT,
         )
     )
@@ -213,6 +214,7 @@ def _decisive(node: NodeReasons) -> list[Exclusion]:
                 ExclusionReason.IN_USE,
                 ExclusionReason.CAPACITY_IN_USE,
                 ExclusionReason.COUNTERS,
+                ExclusionReason.INCOMPATIBLE,
             )
         ]
     return [e for e in worst if e.reason is reason]
@@ -290,6 +292,10 @@ def _offer(part: _Part, exclusions: Sequence[Exclusion], holders: bool) -> str:
             return f"{fit}, with too little left of {_left(exclusions)}"
         case ExclusionReason.COUNTERS:
             return f"{fit}, excluded by partitions in use ({exclusions[0].wanted} used up)"
+        case ExclusionReason.INCOMPATIBLE:
+            return (
+                f"{fit}, excluded by the compatibility groups of partitions in use ({exclusions[0].wanted})"
+            )
         case ExclusionReason.CONSTRAINT:
             return _together(part, holders)
 

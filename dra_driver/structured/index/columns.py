@@ -16,6 +16,7 @@ from dra_driver.api.version import Version
 from dra_driver.errors import InvalidVersion
 from dra_driver.structured.matching.constraints import TOPOLOGY, Value, attribute_of, attribute_values
 from dra_driver.structured.model.budget import Budget
+from dra_driver.structured.model.compatibility import groups_of
 from dra_driver.structured.model.pools import DeviceEntry, NodeView, PoolView
 from dra_driver.structured.model.snapshot import Snapshot
 from dra_driver.structured.search.cost import is_busy, topology_of
@@ -266,7 +267,7 @@ def _pool_content(pool: PoolView) -> Hashable:
 
 def _needs(entry: DeviceEntry) -> tuple[Hashable, ...]:
     return tuple(
-        (c.counter_set, tuple((n, a.value.nano) for n, a in c.counters.items()))
+        (c.counter_set, tuple((n, a.value.nano) for n, a in c.counters.items()), groups_of(c))
         for c in entry.device.consumes_counters
     )
 

@@ -18,6 +18,7 @@ from dra_driver.structured.index.sums import UNLIMITED, Sums, sums_of
 from dra_driver.structured.matching.plan import MAX_RESULTS, Alternative, FatalError, compile_claims
 from dra_driver.structured.matching.problem import NodeProblem, Options
 from dra_driver.structured.model.budget import Budget, BudgetExhausted
+from dra_driver.structured.model.compatibility import Groups, groups_of
 from dra_driver.structured.model.pools import DeviceEntry, NodeView, PoolView
 from dra_driver.structured.model.snapshot import Snapshot
 from dra_driver.structured.model.state import AllocatedState, PoolState
@@ -212,6 +213,7 @@ class _Count:
         entries = [pool.devices[p - component.offset] for p in component.positions]
         self._budget.spend(1 + len(entries) // 8)
         left = self._snapshot.index.counters_left(pool, state) if component.sets else {}
+        groups = self._snapshot.index.groups_left(pool, state)
         kinds = component.content[0]
         assert isinstance(kinds, tuple)
         # By request, the alternatives that each device serves.
@@ -225,7 +227,7 @@ class _Count:
                 found = [self._demand.alternatives[a][3] for a in alternatives if costs[a] is not None]
                 if found:
                     serving[request][i] = found
-            if any(i in of for of in serving) and _has_counters(entries[i], left):
+            if any(i in of for of in serving) and _has_counters(entries[i], left, groups):
                 usable.append(i)
         every: dict[int, list[Alternative]] = {}
         for of in serving:
@@ -346,9 +348,15 @@ class _Count:
         self._exact = False
 
 
-def _has_counters(entry: DeviceEntry, left: Mapping[tuple[str, str], int]) -> bool:
-    """Return whether the counters that the device takes are left."""
+def _has_counters(
+    entry: DeviceEntry, left: Mapping[tuple[str, str], int], groups: Mapping[str, Groups]
+) -> bool:
+    """Return whether the counters that the device takes are left, beside devices of its groups."""
     return all(
+        groups_of(c) & groups[c.counter_set]
+        for c in entry.device.consumes_counters
+        if c.counter_set in groups
+    ) and all(
         left.get((consumed.counter_set, name), 0) >= counter.value.nano
         for consumed in entry.device.consumes_counters
         for name, counter in consumed.counters.items()

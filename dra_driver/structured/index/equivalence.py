@@ -439,6 +439,8 @@ class FleetIndex:
             left = tuple(
                 (key, amount) for key, amount in sorted(counters.items()) if key[0] in component.sets
             )
+            groups = snapshot.index.groups_left(pool, state)
+            left = (left, tuple((name, groups.get(name)) for name in component.sets)) if groups else left
         shares: Hashable = ()
         if component.shareable:
             shares = tuple(
@@ -469,8 +471,11 @@ def _in_use(snapshot: Snapshot, facts: Facts, number: int, pool: PoolView, state
     """Return what is in use of a pool, by positions, so that nodes with other names are comparable."""
     plain = not (state.shares or state.capacity)
     # Devices of other nodes consume counters, too; those of this node are covered by what is in use here.
-    counted = (
-        tuple(sorted(snapshot.index.counters_left(pool, state).items()))
+    counted: Hashable = (
+        (
+            *sorted(snapshot.index.counters_left(pool, state).items()),
+            *sorted(snapshot.index.groups_left(pool, state).items()),
+        )
         if any(e.device.consumes_counters for e in pool.elsewhere)
         else ()
     )

@@ -153,7 +153,7 @@ class CheapestDevices:
                 if of.allocated[offset]:
                     continue
                 candidate = problem.serves(alternative, entry, pool)
-                if candidate is None or any(amount > left for _, amount, left in candidate.counters):
+                if candidate is None or candidate.excluded:
                     continue
                 cost = costs.of(alternative, candidate)
                 key = (rank, cost.binding, cost.waste, cost.destroyed, cost.busy, cost.other_waste)
@@ -162,7 +162,7 @@ class CheapestDevices:
         return best
 
     def _destroyed(self, snapshot: Snapshot, of: ComponentClass, offset: int) -> int | None:
-        """Return the capacity of partitions that become impossible; None if counters do not suffice.
+        """Return the capacity of partitions that become impossible; None if partitions in use exclude it.
 
         It depends on the component alone, so all request classes share it there.
         """
@@ -172,9 +172,8 @@ class CheapestDevices:
         pool = of.view.pools[of.component.pool]
         entry = pool.devices[of.component.positions[offset] - of.component.offset]
         candidate = problem.bare_candidate(entry, pool)
-        fits = all(amount <= left for _, amount, left in candidate.counters)
         destroyed = None
-        if fits:
+        if not candidate.excluded:
             destroyed = Costs(problem).destroyed(candidate) if candidate.counters else 0
         of.counters[offset] = destroyed
         return destroyed

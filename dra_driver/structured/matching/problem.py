@@ -16,6 +16,7 @@ from dra_driver.structured.matching.capacity import Amounts
 from dra_driver.structured.matching.constraints import Value, attribute_of, attribute_values
 from dra_driver.structured.matching.plan import MAX_RESULTS, Alternative, ClaimPlan, FatalError
 from dra_driver.structured.model.budget import Budget
+from dra_driver.structured.model.compatibility import Groups, groups_of
 from dra_driver.structured.model.pools import DeviceEntry, NodeView, PoolView
 from dra_driver.structured.model.snapshot import Snapshot
 from dra_driver.structured.model.types import (
@@ -28,6 +29,8 @@ __all__ = ["Candidate", "CounterNeed", "NodeProblem", "Options", "Verdict"]
 
 # (pool, counter set, counter), what the device consumes of it, and what is left of it, both in 1e-9 units.
 CounterNeed = tuple[tuple[PoolID, str, str], int, int]
+# (pool, counter set), and the groups of the device that those which are allocated leave it.
+GroupNeed = tuple[tuple[PoolID, str], Groups]
 Values = Mapping[int, frozenset[Value]]
 
 _NONE: Amounts = {}
@@ -73,6 +76,7 @@ class Candidate:
         allocated: allocated as a whole to another claim (admin access may have it all the same).
         used: what other claims' shares consume of its capacity; nothing for a request that consumes nothing.
         counters: counters that it would consume; empty if it consumes none or no more of them.
+        groups: compatibility groups on the counter sets, where a device of the pool has any.
         consumption: what a share would consume for this request.
         values: of the attributes that constraints of the claim compare, by index of the constraint.
         tainted: whether a taint is not tolerated.
@@ -88,6 +92,12 @@ class Candidate:
     values: Values
     tainted: bool = False
     error: str | None = None
+    groups: tuple[GroupNeed, ...] = ()
+
+    @property
+    def excluded(self) -> bool:
+        """Whether partitions that are allocated exclude it: by counters, or by compatibility groups."""
+        return any(amount > left for _, amount, left in self.counters) or not all(g for _, g in self.groups)
 
 
 @dataclass(slots=True, eq=False)
@@ -97,6 +107,7 @@ class _State:
     allocated: bool
     used: Amounts
     counters: tuple[CounterNeed, ...]
+    groups: tuple[GroupNeed, ...]
 
 
 class NodeProblem:
@@ -196,7 +207,9 @@ class NodeProblem:
     def bare_candidate(self, entry: DeviceEntry, pool: PoolView) -> Candidate:
         """Return a device with what other claims leave of it, without any request."""
         state = self._state(entry, pool)
-        return Candidate(entry, pool, state.allocated, state.used, state.counters, _NONE, {})
+        return Candidate(
+            entry, pool, state.allocated, state.used, state.counters, _NONE, {}, groups=state.groups
+        )
 
     def look(self, alternative: Alternative, entry: DeviceEntry, pool: PoolView) -> Candidate | Verdict:
         """Return everything about a device and a request that does not depend on other choices.
@@ -216,6 +229,7 @@ class NodeProblem:
             state.counters if alternative.consumes else (),
             _NONE,
             self._values_of(alternative, entry),
+            groups=state.groups if alternative.consumes else (),
         )
         matches = self.snapshot.selectors
         for i, expression in enumerate(alternative.selectors):
@@ -355,6 +369,7 @@ class NodeProblem:
             self._interchange_keys[entry] = (
                 state.allocated,
                 tuple((key, amount) for key, amount, _ in state.counters),
+                state.groups,
                 tuple(sorted_values(self._values_of_claim(claim, entry)) for claim in self.claims),
                 tuple(self._membership.get(entry, ())),
             )
@@ -394,11 +409,13 @@ class NodeProblem:
             name = entry.id.device
             shared = name in taken.shares
             counters: tuple[CounterNeed, ...] = ()
+            groups: tuple[GroupNeed, ...] = ()
             # A device of which a share is allocated has consumed its counters already.
             if entry.device.consumes_counters and not (entry.shareable and shared):
                 counters = self._counter_needs(entry, pool)
+                groups = self._group_needs(entry, pool)
             used = taken.capacity.get(name, _NONE) if entry.shareable else _NONE
-            state = self._states[entry] = _State(name in taken.devices, used, counters)
+            state = self._states[entry] = _State(name in taken.devices, used, counters, groups)
         return state
 
     def _counter_needs(self, entry: DeviceEntry, pool: PoolView) -> tuple[CounterNeed, ...]:
@@ -414,6 +431,16 @@ class NodeProblem:
             for consumed in entry.device.consumes_counters
             for name, counter in consumed.counters.items()
         )
+
+    def _group_needs(self, entry: DeviceEntry, pool: PoolView) -> tuple[GroupNeed, ...]:
+        if not (pool.grouped and self.snapshot.features.partitionable_devices):
+            return ()
+        left = self.snapshot.groups_left(pool)
+        found: list[GroupNeed] = []
+        for consumed in entry.device.consumes_counters:
+            own = groups_of(consumed)
+            found.append(((pool.id, consumed.counter_set), own & left.get(consumed.counter_set, own)))
+        return tuple(found)
 
     def _values_of(self, alternative: Alternative, entry: DeviceEntry) -> Values:
         return self._values_of_claim(self.claims[alternative.claim_index], entry)

@@ -22,6 +22,7 @@ from dra_driver.api.own.inventory import LARGEST_CAPACITY
 from dra_driver.api.resource import CounterSet, Device, NodeSelector, ResourceSlice
 from dra_driver.ownership import PoolID, pool_of_slice
 from dra_driver.structured.model import nodeselection
+from dra_driver.structured.model.compatibility import Groups, common_groups, has_groups
 from dra_driver.structured.model.persistent import PersistentMap
 from dra_driver.structured.model.state import PoolState
 from dra_driver.structured.model.types import (
@@ -100,6 +101,7 @@ class PoolView:
         incomplete: whether slices of the generation are missing.
         invalid: whether slices contradict each other: equal device names, or counters that do not exist.
         binding_conditions: whether a device has binding conditions; such pools are tried last.
+        grouped: whether a device has compatibility groups.
     """
 
     id: PoolID
@@ -110,6 +112,7 @@ class PoolView:
     incomplete: bool
     invalid: bool
     binding_conditions: bool
+    grouped: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,11 +162,13 @@ class _Caches:
     Attributes:
         views: by node.
         counters: by pool the last result of ``counters_left``, with the state of the pool that it is for.
+        groups: likewise of ``groups_left``.
         consumers: by pool.
     """
 
     views: dict[str, tuple[LocalPools, ClusterWide, NodeView]]
     counters: WeakKeyDictionary[PoolView, tuple[PoolState, Mapping[tuple[str, str], int]]]
+    groups: WeakKeyDictionary[PoolView, tuple[PoolState, Mapping[str, Groups]]]
     consumers: WeakKeyDictionary[PoolView, dict[str, list[DeviceEntry]]]
 
 
@@ -175,7 +180,7 @@ class PoolIndex:
 
     def __init__(self, slices: Iterable[ResourceSlice], features: Features) -> None:
         self._features = features
-        self._caches = _Caches({}, WeakKeyDictionary(), WeakKeyDictionary())
+        self._caches = _Caches({}, WeakKeyDictionary(), WeakKeyDictionary(), WeakKeyDictionary())
         self._by_name: PersistentMap[str, tuple[PoolID, ResourceSlice]] = PersistentMap()
         self._pools: PersistentMap[PoolID, tuple[SliceEntry, ...]] = PersistentMap()
         self.local: PersistentMap[str, LocalPools] = PersistentMap()
@@ -360,6 +365,24 @@ class PoolIndex:
         self._caches.counters[pool] = (taken, left)
         return left
 
+    def groups_left(self, pool: PoolView, taken: PoolState) -> Mapping[str, Groups]:
+        """Return the compatibility groups that a device has to be in beside those that are allocated.
+
+        By counter set; one of which nothing is allocated is absent.
+        """
+        if not pool.grouped:
+            return {}
+        known = self._caches.groups.get(pool)
+        if known is not None and known[0] is taken:
+            return known[1]
+        left = common_groups(
+            e.device
+            for e in (*pool.devices, *pool.elsewhere)
+            if e.id.device in taken.devices or e.id.device in taken.shares
+        )
+        self._caches.groups[pool] = (taken, left)
+        return left
+
     @cached_property
     def capacity_scale(self) -> Mapping[str, int]:
         """The largest amount of each capacity in the cluster, by the last part of its name, in 1e-9 units.
@@ -447,6 +470,7 @@ def _make_view(
         # What an incomplete pool lacks may be the missing slices'.
         invalid=not incomplete and (ambiguous or _is_invalid((*devices, *elsewhere), sets)),
         binding_conditions=any(d.device.binding_conditions for d in devices),
+        grouped=any(has_groups(d.device) for d in (*devices, *elsewhere)),
     )
 
 
@@ -495,8 +519,6 @@ def _slice_entry(name: str, slice_: ResourceSlice, features: Features) -> SliceE
 
 def _not_supported(device: Device) -> str:
     """Return a field of the device that is known here, and not allocated by; empty if it has none."""
-    if any(consumed.compatibility_groups for consumed in device.consumes_counters):
-        return "consumesCounters[].compatibilityGroups"
     return "nodeAllocatableResources" if device.node_allocatable_resources else ""
 
 

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from dra_driver.api.core import Node
 from dra_driver.api.resource import DeviceClass, ResourceSlice
+from dra_driver.structured.model.compatibility import Groups
 from dra_driver.structured.model.persistent import PersistentMap
 from dra_driver.structured.model.pools import NodeView, PoolIndex, PoolView
 from dra_driver.structured.model.selectors import SelectorCache
@@ -112,3 +113,7 @@ class Snapshot:
         Less than 0 where counters are over-committed.
         """
         return self.index.counters_left(pool, self.allocated.pool(pool.id))
+
+    def groups_left(self, pool: PoolView) -> Mapping[str, Groups]:
+        """Return the compatibility groups that are left of a pool's counter sets (``PoolIndex``)."""
+        return self.index.groups_left(pool, self.allocated.pool(pool.id))

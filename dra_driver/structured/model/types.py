@@ -158,6 +158,8 @@ class ExclusionReason(enum.Enum):
     """The device is shared, and the capacity that other claims leave is too little."""
     COUNTERS = "counters"
     """Partitions that are allocated consume counters that this one needs."""
+    INCOMPATIBLE = "compatibility groups"
+    """Partitions that are allocated have no compatibility group in common with this one."""
     CONSTRAINT = "constraint"
     """The device would fit by itself, not together with the claim's constraints and other requests."""
 

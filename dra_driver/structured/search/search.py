@@ -20,6 +20,7 @@ from dra_driver.structured.matching.capacity import Amounts, fits
 from dra_driver.structured.matching.constraints import Constraint, make_constraint
 from dra_driver.structured.matching.plan import MAX_RESULTS, Alternative, FatalError
 from dra_driver.structured.matching.problem import Candidate, NodeProblem
+from dra_driver.structured.model.compatibility import Groups
 from dra_driver.structured.model.pools import DeviceEntry
 
 __all__ = ["Pick", "Search", "SearchLimitError"]
@@ -66,12 +67,14 @@ class _Usage:
         by_claim: devices by index of the claim that chose them, other than as shares.
         shares: what each share of a device consumes, as a stack.
         counters: by (pool, counter set, counter), in 1e-9 units.
+        groups: by (pool, counter set), the compatibility groups in common after each device, as a stack.
     """
 
     whole: Counter[DeviceEntry] = field(default_factory=Counter)
     by_claim: set[tuple[int, DeviceEntry]] = field(default_factory=set)
     shares: dict[DeviceEntry, list[Amounts]] = field(default_factory=lambda: defaultdict(list))
     counters: dict[tuple[PoolID, str, str], int] = field(default_factory=lambda: defaultdict(int))
+    groups: dict[tuple[PoolID, str], list[Groups]] = field(default_factory=lambda: defaultdict(list))
 
 
 class Search:
@@ -269,8 +272,9 @@ class Search:
         if self._in_use(ci, alternative, candidate) or candidate.tainted:
             return False
         # Only the first share of a device consumes its counters.
-        counts = bool(candidate.counters) and not (entry.shareable and self._used.shares[entry])
-        if counts and not self._counters_left(candidate):
+        partial = bool(candidate.counters or candidate.groups)
+        counts = partial and not (entry.shareable and self._used.shares[entry])
+        if counts and not (self._counters_left(candidate) and all(self._groups_with(candidate))):
             return False
         if not self._constrain(ci, alternative, candidate):
             if must and self._strict:
@@ -283,6 +287,8 @@ class Search:
             self._release(ci, alternative, candidate)
             return False
         if counts:
+            for (of, _), common in zip(candidate.groups, self._groups_with(candidate), strict=True):
+                self._used.groups[of].append(common)
             for key, amount, _ in candidate.counters:
                 self._used.counters[key] += amount
         if consumed is not None:
@@ -302,7 +308,9 @@ class Search:
         else:
             self._used.whole[entry] -= pick.alternative.consumes
             self._used.by_claim.discard((ci, entry))
-        if pick.candidate.counters and not (entry.shareable and self._used.shares[entry]):
+        if not (entry.shareable and self._used.shares[entry]):
+            for of, _ in pick.candidate.groups:
+                self._used.groups[of].pop()
             for key, amount, _ in pick.candidate.counters:
                 self._used.counters[key] -= amount
         self._release(ci, pick.alternative, pick.candidate)
@@ -310,6 +318,11 @@ class Search:
     def _counters_left(self, candidate: Candidate) -> bool:
         taken = self._used.counters
         return all(taken[key] + amount <= left for key, amount, left in candidate.counters)
+
+    def _groups_with(self, candidate: Candidate) -> list[Groups]:
+        """Return the groups in common with the devices chosen so far, for each of the candidate's sets."""
+        used = self._used.groups
+        return [used[of][-1] & groups if used[of] else groups for of, groups in candidate.groups]
 
     def _share_fits(self, candidate: Candidate, consumed: Amounts) -> bool:
         used: Amounts = candidate.used

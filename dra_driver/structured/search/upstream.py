@@ -256,6 +256,9 @@ class UpstreamSearch:
         # They stay taken when one of the checks below rejects the device.
         if candidate.counters and not in_use and not self._take_counters(candidate):
             return False
+        if candidate.groups and not in_use and not self._is_compatible(candidate):
+            self._add_counters(candidate, -1)
+            return False
         if candidate.tainted or not self._constrain(ci, alternative, candidate, must=must):
             return False
         if not shareable:
@@ -316,6 +319,15 @@ class UpstreamSearch:
             self._add_counters(candidate, -1)
             return False
         return True
+
+    def _is_compatible(self, candidate: Candidate) -> bool:
+        """Return whether all devices of the counter sets have a group in common with this one."""
+        common = dict(candidate.groups)
+        for pick in (pick for picks in self.picks for pick in picks):
+            for of, groups in pick.candidate.groups:
+                if of in common:
+                    common[of] &= groups
+        return all(common.values())
 
     def _add_counters(self, candidate: Candidate, times: int) -> None:
         name = candidate.pool.id.pool
