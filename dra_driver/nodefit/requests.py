@@ -4,7 +4,8 @@ The rules are those of ``PodRequests`` in ``k8s.io/component-helpers/resource``:
 time, init containers one after the other before them, and a restartable init container (a sidecar) from its
 turn on until the pod ends (KEP-753). Requests of the whole pod take the place of the sum (KEP-2837), overhead
 comes on top. A pod that is bound counts with what it may have by now, where it is resized in place
-(KEP-1287): the most of spec, allocated and actual resources.
+(KEP-1287): the most of spec, allocated and actual resources. What its devices count as, or cost, is in its
+status (KEP-5517) and comes on top as well.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from dra_driver.api.core import ActualResources, Container, ContainerStatus, Pod
+from dra_driver.api.core import ActualResources, Container, ContainerStatus, NodeAllocatableClaimStatus, Pod
 from dra_driver.api.quantity import Quantity
 from dra_driver.nodefit.ports import MOST_PORTS, HostPort, host_ports
 
@@ -83,6 +84,7 @@ def _sources(pod: Pod) -> tuple[object, ...]:
         status.init_container_statuses,
         status.resources,
         status.allocated_resources,
+        status.node_allocatable_resource_claim_statuses,
         _is_infeasible(pod),
     )
 
@@ -117,7 +119,21 @@ def _requests(pod: Pod) -> _Amounts:
         _put_pod_level(pod, spec.resources.requests, total)
     if spec.overhead:
         _add(total, spec.overhead)
+    for claim in status.node_allocatable_resource_claim_statuses[:MOST_RESOURCES]:
+        _add_devices(claim, total)
     return total
+
+
+def _add_devices(claim: NodeAllocatableClaimStatus, total: _Amounts) -> None:
+    """Add what the devices of a claim count as, and what their use costs the pod and its containers."""
+    for mapped in claim.mapping[:MOST_RESOURCES]:
+        _add(total, {mapped.name: mapped.quantity})
+    for overhead in claim.overhead[:MOST_RESOURCES]:
+        if overhead.per_pod is not None:
+            _add(total, {overhead.name: overhead.per_pod})
+        if overhead.per_container is not None:
+            each = overhead.per_container.nano
+            total[overhead.name] = total.get(overhead.name, 0) + each * len(claim.containers)
 
 
 def _start(pod: Pod, resized: Mapping[str, ContainerStatus], total: _Amounts) -> None:

@@ -308,7 +308,12 @@ def _requests_only(resources: ContainerResources) -> ContainerResources:
 def _status(status: PodStatus) -> PodStatus:
     """Return the status without resources of containers, which are part of the sum."""
     return msgspec.structs.replace(
-        status, container_statuses=(), init_container_statuses=(), resources=None, allocated_resources={}
+        status,
+        container_statuses=(),
+        init_container_statuses=(),
+        resources=None,
+        allocated_resources={},
+        node_allocatable_resource_claim_statuses=(),
     )
 
 
