@@ -1,7 +1,8 @@
 """The part of ``scheduling.k8s.io`` that says which pods are scheduled together: PodGroup (KEP-4671).
 
-The kind is alpha: ``v1alpha2`` in Kubernetes 1.36. All of ``spec`` is immutable. What decides nothing here
-(templates, disruption, conditions) is not decoded.
+The kind is ``v1alpha2`` in Kubernetes 1.36, ``v1alpha3`` and ``v1beta1`` in 1.37. Of ``spec`` only
+``minCount`` can be changed, from 1.37 on. What decides nothing here (templates, conditions) is not decoded.
+CompositePodGroups, groups of groups, are known by the PodGroups that name one as their parent.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from dra_driver.api.meta import Resource, Wire, WireObject
+from dra_driver.api.meta import ExactWire, Resource, Wire, WireObject
 
 __all__ = [
     "POD_GROUPS",
@@ -23,29 +24,34 @@ __all__ = [
 
 SCHEDULING_GROUP: Final = "scheduling.k8s.io"
 POD_GROUPS: Final = "podgroups"
-POD_GROUP_VERSIONS: Final = ("v1", "v1beta2", "v1beta1", "v1alpha2")
+POD_GROUP_VERSIONS: Final = ("v1", "v1beta2", "v1beta1", "v1alpha3", "v1alpha2")
 """Versions that are read, newest first. In ``v1alpha1`` pods name a Workload in place of a PodGroup."""
 
 
-class GangSchedulingPolicy(Wire, frozen=True, kw_only=True):
+class GangSchedulingPolicy(ExactWire, frozen=True, kw_only=True):
     """``schedulingPolicy.gang``: so many pods are scheduled at the same time, or none."""
 
     min_count: int = 0
 
 
-class PodGroupSchedulingPolicy(Wire, frozen=True, kw_only=True):
+class BasicSchedulingPolicy(ExactWire, frozen=True, kw_only=True):
+    """``schedulingPolicy.basic``: the pods are scheduled one by one."""
+
+
+class PodGroupSchedulingPolicy(ExactWire, frozen=True, kw_only=True):
     """``schedulingPolicy``: ``basic`` where ``gang`` is not set."""
 
     gang: GangSchedulingPolicy | None = None
+    basic: BasicSchedulingPolicy | None = None
 
 
-class TopologyConstraint(Wire, frozen=True, kw_only=True):
+class TopologyConstraint(ExactWire, frozen=True, kw_only=True):
     """``schedulingConstraints.topology[]``: all pods run on nodes of one value of the label ``key``."""
 
     key: str = ""
 
 
-class PodGroupSchedulingConstraints(Wire, frozen=True, kw_only=True):
+class PodGroupSchedulingConstraints(ExactWire, frozen=True, kw_only=True):
     """``schedulingConstraints``, with the gate TopologyAwareWorkloadScheduling."""
 
     topology: tuple[TopologyConstraint, ...] = ()
@@ -63,12 +69,19 @@ class PodGroupResourceClaim(Wire, frozen=True, kw_only=True):
 
 
 class PodGroupSpec(Wire, frozen=True, kw_only=True):
-    """``spec`` of a PodGroup. The priority is there with the gate WorkloadAwarePreemption."""
+    """``spec`` of a PodGroup. The priority is there with the gate WorkloadAwarePreemption.
+
+    Attributes:
+        parent_composite_pod_group_name: CompositePodGroup that the group is a part of (KEP-6012).
+        newer: path of the first field of policy or constraints that this version does not know.
+    """
 
     scheduling_policy: PodGroupSchedulingPolicy = PodGroupSchedulingPolicy()
     scheduling_constraints: PodGroupSchedulingConstraints | None = None
     resource_claims: tuple[PodGroupResourceClaim, ...] = ()
     priority: int | None = None
+    parent_composite_pod_group_name: str | None = None
+    newer: str = ""
 
 
 class PodGroup(WireObject, frozen=True, kw_only=True):
@@ -78,6 +91,14 @@ class PodGroup(WireObject, frozen=True, kw_only=True):
     """
 
     spec: PodGroupSpec = PodGroupSpec()
+
+    @property
+    def is_basic(self) -> bool:
+        """Whether its pods are scheduled one by one, as if they were in no group."""
+        spec = self.spec
+        return spec.scheduling_policy.gang is None and not (
+            spec.parent_composite_pod_group_name or spec.newer
+        )
 
     def __post_init__(self) -> None:
         meta = self.metadata

@@ -27,7 +27,14 @@ def pod_group_terms(
         number: of its pods that count.
         annotations: of each member, and of each claim that a member uses.
     """
-    gang = group.spec.scheduling_policy.gang
+    parent, gang = group.spec.parent_composite_pod_group_name, group.spec.scheduling_policy.gang
+    if group.spec.newer:
+        return f"needs a newer controller: {group.spec.newer} is not known to this one"
+    if parent:
+        return (
+            f"needs a newer controller: spec.parentCompositePodGroupName makes it a part of {parent}, and "
+            "groups of groups are not allocated together"
+        )
     if gang is None:
         return None
     if not 1 <= gang.min_count <= LARGEST_GROUP:

@@ -156,7 +156,7 @@ class GroupFinder:
         group = self.pod_group(pod)
         if not isinstance(group, PodGroup):
             return GroupProblem(key, f"{called(key[1])} {group or 'is not known'}", passing=True)
-        if group.spec.scheduling_policy.gang is None:
+        if group.is_basic:
             return None
         if self._is_too_large(key):
             return GroupProblem(key, f"{called(key[1])} has more than {LARGEST_GROUP} pods")
@@ -192,7 +192,7 @@ class GroupFinder:
     def _is_basic(self, pod: Pod) -> bool:
         """Return whether the PodGroup of a pod is known to be no gang."""
         group = self.pod_group(pod)
-        return isinstance(group, PodGroup) and group.spec.scheduling_policy.gang is None
+        return isinstance(group, PodGroup) and group.is_basic
 
     def _names(self, pod: Pod) -> list[str]:
         """Return the names of a pod's groups. What its own labels or its claims name goes before all else."""

@@ -24,7 +24,7 @@ def is_gang(key: GroupKey, find: Callable[[ObjectKey], PodGroup | str]) -> bool:
     """
     name = pod_group_of(key)
     group = find(name) if name is not None else MISSING
-    return not isinstance(group, PodGroup) or group.spec.scheduling_policy.gang is not None
+    return not isinstance(group, PodGroup) or not group.is_basic
 
 
 class PodGroupView:

@@ -33,10 +33,20 @@ RESERVED_BEFORE = (
 )
 
 
-def pod_group(cluster: FakeClient, name: str = "job", least: int | None = 3, **spec: Any) -> None:
+def pod_group(
+    cluster: FakeClient, name: str = "job", least: int | None = 3, version: str = "v1alpha2", **spec: Any
+) -> None:
     policy: dict[str, Any] = {"basic": {}} if least is None else {"gang": {"minCount": least}}
     body = {"schedulingPolicy": policy, **spec}
-    cluster.put(POD_GROUPS, {"metadata": {"name": name, "namespace": NS}, "spec": body})
+    if version == POD_GROUPS.version:
+        cluster.put(POD_GROUPS, {"metadata": {"name": name, "namespace": NS}, "spec": body})
+        return
+    kind = pod_groups(version)
+    cluster.serve(kind)
+    if cluster.find(kind, name, NS) is None:
+        cluster.put(kind, {"metadata": {"name": name, "namespace": NS}})
+    # The fields are those of v1alpha2 there.
+    cluster.edit(kind, name, {"spec": body}, NS, as_is=True)
 
 
 def in_group(name: str = "job") -> dict[str, Any]:
@@ -148,6 +158,56 @@ def test_the_policy_basic_is_no_gang() -> None:
     async def scenario(h: Harness) -> None:
         assert allocated(h, "ab") == "a"
         assert not h.events("WaitingForGroup")
+
+    run(cluster, scenario)
+
+
+@pytest.mark.parametrize("version", ["v1alpha3", "v1beta1"])
+def test_the_versions_of_kubernetes_1_37_are_read_and_min_count_may_change(version: str) -> None:
+    cluster = cluster_of(n1=(40, 40), n2=(40,))
+    more = {"disruptionMode": {"all": {}}, "workloadRef": {"workloadName": "w", "templateName": "t"}}
+    pod_group(cluster, least=4, version=version, priority=7, preemptionPolicy="Never", **more)
+    for name in "abc":
+        native_member(cluster, name)
+
+    async def scenario(h: Harness) -> None:
+        assert h.held() == []
+        assert "PodGroup job: 3 of 4 pods are there" in h.events("WaitingForGroup")
+        pod_group(cluster, least=3, version=version, priority=7, **more)
+        await h.quiet()
+        assert allocated(h, "abc") == "abc"
+
+    run(cluster, scenario)
+
+
+@pytest.mark.parametrize("least", [2, None])
+def test_a_part_of_a_composite_pod_group_is_refused_with_the_name_of_the_field(least: int | None) -> None:
+    cluster = cluster_of(n1=(40, 40))
+    pod_group(cluster, least=least, version="v1beta1", parentCompositePodGroupName="whole")
+    for name in "ab":
+        native_member(cluster, name)
+
+    async def scenario(h: Harness) -> None:
+        assert h.held() == []
+        (text,) = set(h.events("FailedAllocation"))
+        assert "PodGroup job: needs a newer controller: spec.parentCompositePodGroupName" in text
+        assert "whole" in text
+
+    run(cluster, scenario)
+
+
+@pytest.mark.parametrize(
+    "policy", [{"gang": {"minCount": 1, "minDomains": 2}}, {"basic": {}, "spread": {"key": "rack"}}]
+)
+def test_a_policy_with_a_field_that_is_not_known_is_refused(policy: dict[str, Any]) -> None:
+    cluster = cluster_of(n1=(40, 40))
+    pod_group(cluster, least=1, version="v1beta1", schedulingPolicy=policy)
+    native_member(cluster, "a")
+
+    async def scenario(h: Harness) -> None:
+        assert h.held() == []
+        (text,) = set(h.events("FailedAllocation"))
+        assert "PodGroup job: needs a newer controller: spec.schedulingPolicy." in text
 
     run(cluster, scenario)
 
