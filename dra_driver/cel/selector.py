@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeVar
 
 from dra_driver.api.resource import Device, DeviceAttribute
 from dra_driver.api.version import Version
@@ -35,6 +35,7 @@ __all__ = [
     "NEW",
     "NEW_WITH_LISTS",
     "STORED",
+    "Derived",
     "DeviceView",
     "Environment",
     "Finding",
@@ -53,6 +54,10 @@ _CACHE: Final = 32 << 20
 # Bytes; measured are at most 0.8 kB of closures and types per node. A character takes up to 4 in the
 # expression, and as many in a literal.
 _PER_NODE, _PER_SELECTOR, _PER_CHARACTER = 1024, 2048, 8
+# What attributes can be, by the type of the value; unsigned integers are no such.
+_SCALARS: Final[Mapping[type, str]] = {str: "string", int: "int", bool: "bool", Version: "version"}
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +70,14 @@ class Environment:
         list_type_attributes: the gate DRAListTypeAttributes. On for stored objects: where it is off, there
             are no lists.
         consumable_capacity: the gate DRAConsumableCapacity.
+        derived: whether expressions give attributes (KEP-6080) in place of bools. What they give is looked at
+            where they are evaluated.
     """
 
     new: bool = False
     list_type_attributes: bool = True
     consumable_capacity: bool = True
+    derived: bool = False
 
 
 STORED = Environment()
@@ -157,6 +165,18 @@ class Outcome(NamedTuple):
     cost: int
 
 
+class Derived(NamedTuple):
+    """The attribute that an expression gives of a device.
+
+    Attributes:
+        value: its values with their types, of a list all of them; or the error.
+        cost: as of ``Outcome``.
+    """
+
+    value: frozenset[tuple[str, object]] | str
+    cost: int
+
+
 class Selector:
     """A compiled expression. Immutable; may be used by several threads.
 
@@ -220,7 +240,7 @@ class Selector:
         """
         if device.error is not None:
             raise CelRuntimeError(device.error)
-        return self._value(device if self._frame is None else self._frame(device))
+        return _as_bool(self._value(device if self._frame is None else self._frame(device)))
 
     def evaluate(self, device: DeviceView, pay: Pay | None = None) -> Outcome:
         """Evaluate the expression for the device; return the result with its cost.
@@ -230,33 +250,40 @@ class Selector:
             pay: is called for every 25,000 units (5 ms at worst) of an evaluation that has so many; what it
                 raises ends the evaluation without a result.
         """
+        return Outcome(*self._evaluated(device, pay, _as_bool))
+
+    def derive(self, device: DeviceView, pay: Pay | None = None) -> Derived:
+        """Evaluate the expression for the device as an attribute of it; see ``evaluate``."""
+        return Derived(*self._evaluated(device, pay, _as_attribute))
+
+    def _evaluated(
+        self, device: DeviceView, pay: Pay | None, read: Callable[[Value], _T]
+    ) -> tuple[_T | str, int]:
+        """Return what is read from the result, or the error, with the cost."""
         if device.error is not None:
-            return Outcome(device.error, 1)
+            return device.error, 1
         frame = device if self._frame is None else self._frame(device)
         if pay is not None and isinstance(frame, Meter):
             frame.pay_with(pay)
-        value: bool | str
+        value: _T | str
         try:
-            value = self._value(frame)
+            value = read(self._value(frame))
         except CelRuntimeError as e:
             value = str(e)
         if self._plain_cost is not None:
-            return Outcome(value, max(self._plain_cost, 1))
+            return value, max(self._plain_cost, 1)
         assert isinstance(frame, Meter)
         # The step that exceeded a limit was charged, but not done.
-        return Outcome(value, max(min(frame.cost, COST_LIMIT) + min(frame.work, WORK_LIMIT), 1))
+        return value, max(min(frame.cost, COST_LIMIT) + min(frame.work, WORK_LIMIT), 1)
 
-    def _value(self, frame: Value) -> bool:
+    def _value(self, frame: Value) -> Value:
         try:
-            result = self._closure(frame)
+            return self._closure(frame)
         except RecursionError as e:
             raise CelRuntimeError("the expression is nested too deeply") from e
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
             # Expressions come from users: a defect that one of them meets must not stop the caller.
             raise CelRuntimeError(f"internal error: {type(e).__name__}: {str(e)[:200]}") from e
-        if result is True or result is False:
-            return bool(result)
-        raise CelRuntimeError(f"CEL result of type {type_name(result)} could not be converted to bool")
 
     def projection_key(self, device: DeviceView) -> Hashable:
         """Return a key such that devices with equal keys have equal results (or equal failures)."""
@@ -264,6 +291,28 @@ class Selector:
 
     def __repr__(self) -> str:
         return f"Selector({self.expression!r})"
+
+
+def _as_bool(result: Value) -> bool:
+    if result is True or result is False:
+        return bool(result)
+    raise CelRuntimeError(f"CEL result of type {type_name(result)} could not be converted to bool")
+
+
+def _as_attribute(result: Value) -> frozenset[tuple[str, object]]:
+    """Return a scalar, or the scalars of a list, with their types."""
+    elements = result if isinstance(result, (list, tuple)) else (result,)
+    typed = frozenset(
+        (_SCALARS[type(v)], str(v) if isinstance(v, Version) else v) for v in elements if type(v) in _SCALARS
+    )
+    odd = [v for v in elements if type(v) not in _SCALARS]
+    if odd or len({kind for kind, _ in typed}) > 1:
+        what = type_name(odd[0]) if odd else f"{type_name(result)} of several types"
+        raise CelRuntimeError(
+            f"CEL result of type {what} is no attribute: expected a string, int, bool or version, or a list "
+            "of one of these"
+        )
+    return typed
 
 
 def compile_selector(expression: str, *, environment: Environment = STORED) -> Selector:
@@ -309,7 +358,7 @@ def _compile(expression: str, environment: Environment) -> Selector:
         if environment.list_type_attributes
         else (_types.BOOL, _types.ANY)
     )
-    if root.type not in allowed:
+    if root.type not in allowed and not environment.derived:
         raise CelCompileError(f"must evaluate to bool or the unknown type, not {root.type}")
     try:
         estimator = Estimator()

@@ -95,8 +95,8 @@ def _single(claim: ResourceClaim, request: DeviceRequest) -> ResourceClaim:
     exactly, subs = request.exactly, request.first_available
     one = DeviceRequest(
         name="one",
-        exactly=None if exactly is None else msgspec.structs.replace(exactly, count=1),
-        first_available=tuple(msgspec.structs.replace(s, count=1) for s in subs),
+        exactly=None if exactly is None else msgspec.structs.replace(exactly, count=1, derived_attributes=()),
+        first_available=tuple(msgspec.structs.replace(s, count=1, derived_attributes=()) for s in subs),
     )
     spec = msgspec.structs.replace(claim.spec, devices=DeviceClaim(requests=(one,)))
     return ResourceClaim(metadata=claim.metadata, spec=spec)

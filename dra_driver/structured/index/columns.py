@@ -23,7 +23,7 @@ from dra_driver.structured.search.cost import is_busy, topology_of
 
 __all__ = ["BASE", "TOPOLOGY_COLUMN", "Column", "Columns", "Facts"]
 
-# ("attribute", domain, name), ("expression", text) or ("same", attribute of a constraint).
+# ("attribute", domain, name), ("expression", text), ("derived", text) or ("same", attribute of a constraint).
 Column = tuple[str, ...]
 
 BASE: Final[Column] = ("base",)
@@ -56,7 +56,7 @@ class Facts:
     entries: tuple[DeviceEntry, ...]
     bits: tuple[dict[str, int], ...] = ()
     columns: dict[Column, int] = field(default_factory=dict)
-    begun: dict[Column, list[bool | str]] = field(default_factory=dict)
+    begun: dict[Column, list[Hashable]] = field(default_factory=dict)
 
 
 class Columns:
@@ -129,7 +129,7 @@ class Columns:
         """
         number = facts.columns.get(column)
         if number is None:
-            if column[0] == "expression":
+            if column[0] in ("expression", "derived"):
                 value = self._evaluate(snapshot, facts, column, budget, evaluations)
             else:
                 budget.keep_up(1 + len(facts.entries) // _ENTRIES_PER_STEP)
@@ -173,10 +173,11 @@ class Columns:
     ) -> tuple[Hashable, ...]:
         """Return the results of an expression; a question that ends between two devices leaves the first."""
         done = facts.begun.setdefault(column, [])
+        evaluate = snapshot.selectors.derive if column[0] == "derived" else snapshot.selectors.matches
         for entry in facts.entries[len(done) :]:
             # The evaluation itself is charged besides.
             budget.keep_up(len(done) % _ENTRIES_PER_STEP == 0)
-            done.append(snapshot.selectors.matches(column[1], entry, evaluations))
+            done.append(evaluate(column[1], entry, evaluations))
         del facts.begun[column]
         return tuple(done)
 

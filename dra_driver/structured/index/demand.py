@@ -6,8 +6,9 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import NamedTuple
 
+from dra_driver.structured.index.columns import Column
 from dra_driver.structured.index.equivalence import FleetIndex
-from dra_driver.structured.matching.plan import MAX_RESULTS, ClaimPlan
+from dra_driver.structured.matching.plan import MAX_RESULTS, Alternative, ClaimPlan, DerivedAttributeError
 from dra_driver.structured.matching.problem import Candidate, NodeProblem, Options
 from dra_driver.structured.model.budget import Budget
 from dra_driver.structured.model.pools import NodeView
@@ -60,10 +61,35 @@ class KindCost(NamedTuple):
     Attributes:
         costs: for each alternative binding, waste, busy and other waste; None if it is not a candidate.
         failing: whether a selector cannot be evaluated.
+        error: why a derived attribute cannot be evaluated, which ends an allocation.
     """
 
     costs: tuple[tuple[int, int, int, int] | None, ...]
     failing: bool
+    error: str = ""
+
+
+def derived_columns(plan: ClaimPlan, alternative: Alternative) -> set[Column]:
+    """Return the columns of the attributes that a request derives, and of those that they stand in for.
+
+    Values of several expressions, and of attributes, are compared with one another, so it counts what they
+    are (``attribute``), not only which of them are equal (``same``).
+    """
+    columns: set[Column] = set()
+    for index in alternative.constraints if any(_derives(plan, i) for i in alternative.constraints) else ():
+        constraint = plan.constraints[index]
+        expression = dict(alternative.derived).get(index)
+        domain, _, name = (constraint.match_attribute or constraint.distinct_attribute or "").rpartition("/")
+        columns.add(("derived", expression) if expression is not None else ("attribute", domain, name))
+    return columns
+
+
+def _derives(plan: ClaimPlan, constraint: int) -> bool:
+    return any(i == constraint for r in plan.requests for a in r.alternatives for i, _ in a.derived)
+
+
+def _structure(alternative: Alternative) -> Hashable:
+    return alternative.count, alternative.constraints, tuple(i for i, _ in alternative.derived)
 
 
 class Demand:
@@ -83,6 +109,7 @@ class Demand:
         structure: everything about the requests but what they want of a device.
         bound: columns of the attributes that constraints compare.
         budget: of the question that is being answered; whatever is worked out is charged to it.
+        strict: whether a derived attribute that cannot be evaluated on a device is an error.
     """
 
     def __init__(self, plans: tuple[ClaimPlan, ...], index: FleetIndex, options: Options) -> None:
@@ -104,15 +131,18 @@ class Demand:
         self.too_many = least > MAX_RESULTS or not self.counted
         self.structure: Hashable = tuple(
             (
-                tuple(tuple((a.count, a.constraints) for a in r.alternatives) for r in claim.requests),
+                tuple(tuple(map(_structure, r.alternatives)) for r in claim.requests),
                 tuple(c.match_attribute is not None for c in claim.constraints),
                 claim.preferred,
             )
             for claim in plans
         )
-        self.bound = tuple(
+        self.bound: tuple[Column, ...] = tuple(
             ("same", c.match_attribute or c.distinct_attribute or "") for p in plans for c in p.constraints
         )
+        for ci, *_, alternative in self.alternatives:
+            self.bound += tuple(sorted(derived_columns(plans[ci], alternative)))
+        self.strict = False
         self._options = Options(options.ignore_taint)
         self._kinds: dict[int, KindCost] = {}
         # Equal costs as one object: there are few, for however many kinds.
@@ -129,11 +159,17 @@ class Demand:
         self._kinds, self._distinct = {}, {}
 
     def kind(self, snapshot: Snapshot, kind: int) -> KindCost:
-        """Return what a device of a kind costs, worked out on the device that represents it."""
+        """Return what a device of a kind costs, worked out on the device that represents it.
+
+        Raises:
+            DerivedAttributeError: ``strict``, and a derived attribute cannot be evaluated on it.
+        """
         known = self._kinds.get(kind)
         if known is None:
             cost = self._cost(snapshot, kind)
             known = self._kinds[kind] = self._distinct.setdefault(cost, cost)
+        if known.error and self.strict:
+            raise DerivedAttributeError(known.error)
         return known
 
     def _cost(self, snapshot: Snapshot, kind: int) -> KindCost:
@@ -142,10 +178,12 @@ class Demand:
         problem = self.problem(snapshot, view, AllocatedState())
         costs = Costs(problem)
         found: list[tuple[int, int, int, int] | None] = []
-        failing = False
+        failing, error = False, ""
         for *_, alternative in self.alternatives:
             looked = problem.look(alternative, entry, pool)
             failing = failing or (isinstance(looked, Candidate) and looked.error is not None)
+            if isinstance(looked, Candidate) and looked.fatal and not looked.tainted:
+                error = error or looked.error or ""
             candidate = problem.serves(alternative, entry, pool)
             if candidate is None:
                 found.append(None)
@@ -153,7 +191,7 @@ class Demand:
                 binding = int(bool(entry.device.binding_conditions))
                 waste, other = costs.waste(alternative, candidate)
                 found.append((binding, waste, int(is_busy(entry)), other))
-        return KindCost(tuple(found), failing)
+        return KindCost(tuple(found), failing, error)
 
     def problem(
         self,

@@ -149,7 +149,7 @@ class FleetIndex:
         evaluation_steps: int = EVALUATION_STEPS,
     ) -> None:
         self.projection = tuple(sorted(projection))
-        self._expressions = sum(column[0] == "expression" for column in self.projection)
+        self._expressions = sum(column[0] in ("expression", "derived") for column in self.projection)
         self._evaluation_steps = evaluation_steps
         self.generation = 0
         self._columns = columns

@@ -21,6 +21,7 @@ from dra_driver.api import codec, names
 from dra_driver.api.resource import ResourceClaim
 from dra_driver.caches import BoundedCache
 from dra_driver.structured.index.columns import Column, Columns
+from dra_driver.structured.index.demand import derived_columns
 from dra_driver.structured.index.equivalence import FleetIndex, NodeClass
 from dra_driver.structured.index.evaluations import EVALUATION_STEPS, SelectorsTooExpensive
 from dra_driver.structured.index.request_classes import RequestClass
@@ -392,6 +393,7 @@ class Fleet:
                 for alternative in request.alternatives:
                     for expression in alternative.selectors:
                         columns |= self._of_expression(snapshot, expression, budget)
+                    columns |= derived_columns(plan, alternative)
         return frozenset(columns)
 
     def _of_expression(self, snapshot: Snapshot, expression: str, budget: Budget) -> set[Column]:
@@ -441,7 +443,7 @@ class Fleet:
 
 
 def _has_expressions(columns: Set[Column]) -> bool:
-    return any(column[0] == "expression" for column in columns)
+    return any(column[0] in ("expression", "derived") for column in columns)
 
 
 class _Known:

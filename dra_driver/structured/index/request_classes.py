@@ -119,11 +119,14 @@ class RequestClass:
         self, way: CheapestDevices | BestClasses, snapshot: Snapshot, allowed: Allowed | None
     ) -> Choice | None:
         self.unfinished = False
+        self._demand.strict = True
         try:
             return way.best(snapshot, allowed)
         except IndexUnfinished:
             self.unfinished = True
             raise
+        finally:
+            self._demand.strict = False
 
     def role(self, snapshot: Snapshot, layout: Layout) -> Role:
         """Return how claims of the signature are served on nodes of a layout."""

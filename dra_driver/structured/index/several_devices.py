@@ -10,7 +10,7 @@ from typing import Final
 from dra_driver.caches import BoundedCache
 from dra_driver.structured.index.demand import Allowed, Choice, Demand, DevicePosition, Key, Solved
 from dra_driver.structured.index.equivalence import NodeClass, state_of
-from dra_driver.structured.matching.plan import FatalError
+from dra_driver.structured.matching.plan import DerivedAttributeError, FatalError
 from dra_driver.structured.model.budget import BudgetExhausted, IndexUnfinished
 from dra_driver.structured.model.snapshot import Snapshot
 from dra_driver.structured.search import bestfit
@@ -252,6 +252,8 @@ class BestClasses:
         )
         try:
             solution = bestfit.best_solution(problem)
+        except DerivedAttributeError:
+            raise
         except FatalError:
             self.unsolved.add(nodes)
             return None, False

@@ -22,7 +22,15 @@ from dra_driver.structured.matching.capacity import Amounts
 from dra_driver.structured.matching.constraints import ANY_DOMAIN, TOPOLOGY
 from dra_driver.structured.model.types import Features
 
-__all__ = ["MAX_RESULTS", "Alternative", "ClaimPlan", "FatalError", "RequestPlan", "compile_claims"]
+__all__ = [
+    "MAX_RESULTS",
+    "Alternative",
+    "ClaimPlan",
+    "DerivedAttributeError",
+    "FatalError",
+    "RequestPlan",
+    "compile_claims",
+]
 
 # AllocationResultsMaxSize of the API: devices of one claim.
 MAX_RESULTS: Final = 32
@@ -34,6 +42,10 @@ class FatalError(Exception):
     def __init__(self, message: str, *, only_this_node: bool = False) -> None:
         super().__init__(message)
         self.only_this_node = only_this_node
+
+
+class DerivedAttributeError(FatalError):
+    """A derived attribute cannot be evaluated on a device: the claim is not allocated on any (KEP-6080)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,6 +63,7 @@ class Alternative:
         consumes: whether it takes its devices from others. With admin access it does not: what is in use is
             no obstacle for it, nor is it one for others (``Features.admin_access_in_use``).
         constraints: indices of the claim's constraints that cover it.
+        derived: of these the ones that compare an attribute which the request derives, with its expression.
     """
 
     claim_index: int
@@ -66,6 +79,7 @@ class Alternative:
     tolerations: tuple[DeviceToleration, ...]
     capacity: Amounts
     constraints: tuple[int, ...]
+    derived: tuple[tuple[int, str], ...] = ()
 
     def __str__(self) -> str:
         return f"claim {self.claim}, request {self.request}"
@@ -183,9 +197,12 @@ def _alternative(
             f"{where}: needs a newer controller: {device_class.newer} of DeviceClass "
             f"{spec.device_class_name!r} is not known to this one"
         )
-    if spec.derived_attributes:
-        raise FatalError(f"{where}: needs a newer controller: it has derivedAttributes")
     class_expressions = _expressions(device_class.spec.selectors, f"class {spec.device_class_name}")
+    covering = tuple(
+        i for i, c in enumerate(constraints) if not c.requests or parent in c.requests or name in c.requests
+    )
+    derived = {one.name: one.expression for one in spec.derived_attributes}
+    compared = [c.match_attribute or c.distinct_attribute or "" for c in constraints]
     return Alternative(
         claim_index=index,
         claim=claim,
@@ -199,11 +216,8 @@ def _alternative(
         consumes=not (admin and features.admin_access_in_use),
         tolerations=spec.tolerations,
         capacity=spec.capacity.requests if spec.capacity is not None else {},
-        constraints=tuple(
-            i
-            for i, c in enumerate(constraints)
-            if not c.requests or parent in c.requests or name in c.requests
-        ),
+        constraints=covering,
+        derived=tuple((i, derived[compared[i]]) for i in covering if compared[i] in derived),
     )
 
 

@@ -14,7 +14,13 @@ from dra_driver.ownership import PoolID, taints
 from dra_driver.structured.matching import capacity
 from dra_driver.structured.matching.capacity import Amounts
 from dra_driver.structured.matching.constraints import Value, attribute_of, attribute_values
-from dra_driver.structured.matching.plan import MAX_RESULTS, Alternative, ClaimPlan, FatalError
+from dra_driver.structured.matching.plan import (
+    MAX_RESULTS,
+    Alternative,
+    ClaimPlan,
+    DerivedAttributeError,
+    FatalError,
+)
 from dra_driver.structured.model.budget import Budget
 from dra_driver.structured.model.compatibility import Groups, groups_of
 from dra_driver.structured.model.pools import DeviceEntry, NodeView, PoolView
@@ -80,7 +86,8 @@ class Candidate:
         consumption: what a share would consume for this request.
         values: of the attributes that constraints of the claim compare, by index of the constraint.
         tainted: whether a taint is not tolerated.
-        error: why a selector cannot be evaluated.
+        error: why a selector or a derived attribute cannot be evaluated.
+        fatal: whether that ends the allocation (``check``), wherever else there may be devices.
     """
 
     entry: DeviceEntry
@@ -93,11 +100,22 @@ class Candidate:
     tainted: bool = False
     error: str | None = None
     groups: tuple[GroupNeed, ...] = ()
+    fatal: bool = False
 
     @property
     def excluded(self) -> bool:
         """Whether partitions that are allocated exclude it: by counters, or by compatibility groups."""
         return any(amount > left for _, amount, left in self.counters) or not all(g for _, g in self.groups)
+
+    def check(self) -> Candidate:
+        """Return the candidate itself.
+
+        Raises:
+            DerivedAttributeError: a derived attribute cannot be evaluated on the device.
+        """
+        if self.fatal and not self.tainted:
+            raise DerivedAttributeError(self.error or "")
+        return self
 
 
 @dataclass(slots=True, eq=False)
@@ -183,7 +201,7 @@ class NodeProblem:
                 for entry in pool.devices
                 if alternative.admin or not self._state(entry, pool).allocated
                 if isinstance(candidate := self.look(alternative, entry, pool), Candidate)
-                and not candidate.tainted
+                and not candidate.check().tainted
             ]
         return found
 
@@ -200,7 +218,7 @@ class NodeProblem:
                     why = "being updated" if pool.incomplete else "invalid"
                     raise FatalError(f"{alternative}: asks for all devices, but pool {pool.id} is {why}")
                 looked = (self.look(alternative, entry, pool) for entry in pool.devices)
-                found += [c for c in looked if isinstance(c, Candidate)]
+                found += [c.check() for c in looked if isinstance(c, Candidate)]
             self._all[alternative] = found
         return [c for c in self._all[alternative] if c.error is None]
 
@@ -257,7 +275,21 @@ class NodeProblem:
         candidate.tainted = self.snapshot.features.device_taints and any(
             self._taint_counts(alternative, taint) for taint in entry.device.taints
         )
+        if alternative.derived:
+            self._derive(alternative, candidate)
         return candidate
+
+    def _derive(self, alternative: Alternative, candidate: Candidate) -> None:
+        """Put derived attributes in the place of those that the constraints compare."""
+        entry, found = candidate.entry, dict(candidate.values)
+        for index, expression in alternative.derived:
+            value = self.snapshot.selectors.derive(expression, entry, self.budget)
+            if isinstance(value, str):
+                candidate.error = f"{alternative}: derivedAttributes fail on device {entry.id}: {value}"
+                candidate.fatal = True
+                return
+            found[index] = value
+        candidate.values = found
 
     def _measure(self, alternative: Alternative, candidate: Candidate) -> bool:
         """Return whether the device's capacity is enough for the request beside other claims' shares."""
@@ -370,10 +402,17 @@ class NodeProblem:
                 state.allocated,
                 tuple((key, amount) for key, amount, _ in state.counters),
                 state.groups,
+                tuple(self.snapshot.selectors.derive(e, entry, self.budget) for e in self._derived),
                 tuple(sorted_values(self._values_of_claim(claim, entry)) for claim in self.claims),
                 tuple(self._membership.get(entry, ())),
             )
         return self._interchange_keys[entry]
+
+    @cached_property
+    def _derived(self) -> tuple[str, ...]:
+        """The expressions of all derived attributes."""
+        alternatives = (a for c in self.claims for r in c.requests for a in r.alternatives)
+        return tuple(dict.fromkeys(e for a in alternatives for _, e in a.derived))
 
     @staticmethod
     def share(alternative: Alternative, candidate: Candidate) -> Amounts | None:

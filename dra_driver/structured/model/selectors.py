@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from functools import cached_property
 from typing import Final
 
 from dra_driver import cel
 from dra_driver.caches import BoundedCache
+from dra_driver.cel.selector import Derived
 from dra_driver.structured.model.budget import Budget
 from dra_driver.structured.model.pools import DeviceEntry
 from dra_driver.structured.model.types import Features
@@ -23,6 +25,9 @@ _PER_RESULT, _PER_VALUE = 200, 80
 _COST_PER_STEP: Final = 25
 _STEPS_TO_COMPILE: Final = 20
 _VALUES_PER_STEP: Final = 16
+
+
+_Result = cel.Outcome | Derived
 
 
 class _Known:
@@ -46,8 +51,8 @@ class _Known:
         self.per_result = _PER_RESULT + _PER_VALUE * in_key
         # Of a look-up besides the one that every look at a device costs.
         self.steps = values // _VALUES_PER_STEP
-        self.results: dict[Hashable, cel.Outcome] = {}
-        self.outcomes: dict[cel.Outcome, cel.Outcome] = {}
+        self.results: dict[Hashable, _Result] = {}
+        self.outcomes: dict[_Result, _Result] = {}
 
 
 class SelectorCache:
@@ -56,13 +61,16 @@ class SelectorCache:
     Args:
         features: decide what expressions may use.
         most_bytes: of compiled selectors and results together.
+        derived: whether the expressions are those of derived attributes.
     """
 
-    def __init__(self, features: Features, *, most_bytes: int = _MOST_BYTES) -> None:
+    def __init__(self, features: Features, *, most_bytes: int = _MOST_BYTES, derived: bool = False) -> None:
+        self._features = features
         self._lists = features.list_type_attributes
         self._environment = cel.Environment(
             list_type_attributes=features.list_type_attributes,
             consumable_capacity=features.consumable_capacity,
+            derived=derived,
         )
         self._known: BoundedCache[str, _Known] = BoundedCache(most_bytes)
 
@@ -86,8 +94,25 @@ class SelectorCache:
         """
         return self.evaluate(expression, entry, budget).value
 
+    def derive(
+        self, expression: str, entry: DeviceEntry, budget: Budget | None = None
+    ) -> frozenset[tuple[str, object]] | str:
+        """Return the attribute that an expression gives of a device, or the error. As for ``matches``."""
+        found = self._attributes._result(expression, entry, budget).value
+        assert not isinstance(found, bool)
+        return found
+
+    @cached_property
+    def _attributes(self) -> SelectorCache:
+        return SelectorCache(self._features, most_bytes=_MOST_BYTES // 3, derived=True)
+
     def evaluate(self, expression: str, entry: DeviceEntry, budget: Budget | None = None) -> cel.Outcome:
         """Return the result with its cost, which the first evaluation charges. As for ``matches``."""
+        found = self._result(expression, entry, budget)
+        assert isinstance(found, cel.Outcome)
+        return found
+
+    def _result(self, expression: str, entry: DeviceEntry, budget: Budget | None) -> _Result:
         known = self._known.get(expression)
         if known is None:
             known = self._compile(expression, budget)
@@ -113,9 +138,11 @@ class SelectorCache:
         known: _Known,
         key: Hashable,
         budget: Budget | None,
-    ) -> cel.Outcome:
+    ) -> _Result:
+        evaluate = selector.derive if self._environment.derived else selector.evaluate
+        outcome: _Result
         if budget is None:
-            outcome = selector.evaluate(view)
+            outcome = evaluate(view)
         else:
             paid = 0
 
@@ -124,7 +151,7 @@ class SelectorCache:
                 paid += units // _COST_PER_STEP
                 budget.spend_ahead(units // _COST_PER_STEP)
 
-            outcome = selector.evaluate(view, pay)
+            outcome = evaluate(view, pay)
         outcome = known.outcomes.setdefault(outcome, outcome)
         # Kept before the rest is paid for: a question that has no steps left gets further when it is asked
         # again.
@@ -133,7 +160,7 @@ class SelectorCache:
             budget.spend(max(1, 1 + outcome.cost // _COST_PER_STEP - paid))
         return outcome
 
-    def _keep(self, expression: str, known: _Known, key: Hashable, outcome: cel.Outcome) -> None:
+    def _keep(self, expression: str, known: _Known, key: Hashable, outcome: _Result) -> None:
         size = known.per_result
         if known.weight + len(known.results) * size > self._known.most // 2:
             # One expression alone must not take the place of all others.
