@@ -13,16 +13,19 @@ from dra_driver.api.core import Node
 from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.api.resource import DeviceClass, ResourceSlice
 
-__all__ = ["OneNode"]
+__all__ = ["RESOURCE", "OneNode"]
+
+RESOURCE = "example.com/gpu"
 
 
 class OneNode:
-    """The classes ``gpu`` and ``nic`` select the devices of either driver."""
+    """The classes ``gpu``, which ``RESOURCE`` also stands for, and ``nic`` select the devices of either."""
 
-    def __init__(self) -> None:
-        self.decisions = Decisions(Settings(drivers=(DRIVER,)), lambda: 0.0)
-        for class_, driver in (("gpu", DRIVER), ("nic", "nic.example")):
-            self.seen(DeviceClass, builders.device_class(class_, f'device.driver == "{driver}"'))
+    def __init__(self, *, lends: bool = False) -> None:
+        self.decisions = Decisions(Settings(drivers=(DRIVER,), lends=lends), lambda: 0.0)
+        ours = builders.device_class("gpu", f'device.driver == "{DRIVER}"', extendedResourceName=RESOURCE)
+        self.seen(DeviceClass, ours)
+        self.seen(DeviceClass, builders.device_class("nic", 'device.driver == "nic.example"'))
         self.seen(Node, builders.node("n1", allocatable={"cpu": "8", "memory": "32Gi", "pods": "110"}))
         self.seen(ResourceSlice, builders.resource_slice("n1", builders.device("gpu-0", taints=[PROTECTED])))
         nic = builders.resource_slice("n1", builders.device("nic-0"), driver="nic.example")
