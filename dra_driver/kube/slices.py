@@ -9,7 +9,7 @@ import structlog
 
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES, DeviceInventory
 from dra_driver.api.resource import RESOURCE_SLICES, Condition, ResourceSlice
-from dra_driver.errors import Conflict, DraError, NotFound
+from dra_driver.errors import Conflict, DraError, Forbidden, Invalid, NotFound
 from dra_driver.kube.clock import rfc3339
 from dra_driver.ports import Clock, KubeClient
 from dra_driver.publishing import (
@@ -73,7 +73,11 @@ async def carry_out(
             case NoteStatus():
                 inventory = await _patch(client, inventory, _status(step, inventory, clock))
             case WriteSlice():
-                await _write(client, step, observer)
+                try:
+                    await _write(client, step, observer)
+                except (AlteredByServer, Invalid, Forbidden) as e:
+                    await _note_refusal(client, inventory, step, e, clock)
+                    raise
             case DeleteSlice():
                 await _delete(client, step.slice)
             case Announce():
@@ -118,6 +122,19 @@ def _status(step: NoteStatus, inventory: DeviceInventory, clock: Clock) -> dict[
 async def _patch(client: KubeClient, inventory: DeviceInventory, status: dict[str, Any]) -> DeviceInventory:
     patch = {"metadata": {"resourceVersion": inventory.metadata.resource_version}, "status": status}
     return await client.merge_patch(DEVICE_INVENTORIES, inventory.metadata.name, patch, subresource="status")
+
+
+async def _note_refusal(
+    client: KubeClient, inventory: DeviceInventory, step: WriteSlice, error: DraError, clock: Clock
+) -> None:
+    """Note that the pool is not what the inventory says, once; the error itself is what is retried."""
+    condition = conditions.not_stored(step.write.slice.metadata.name, str(error))
+    if conditions.same(inventory.status.conditions, condition):
+        return
+    try:
+        await _patch(client, inventory, _status(NoteStatus(condition=condition), inventory, clock))
+    except DraError as e:
+        log.info("not noted that a slice is refused", inventory=inventory.metadata.name, problem=str(e))
 
 
 async def _write(client: KubeClient, step: WriteSlice, observer: Observer) -> None:

@@ -30,6 +30,7 @@ __all__ = [
     "left_to_node",
     "merged",
     "merged_all",
+    "not_stored",
     "published",
     "refused",
     "same",
@@ -199,6 +200,17 @@ def unasked(why: str, present: Iterable[Condition]) -> Condition:
     )
     condition = _not_published(SERVER_NOT_ASKED, text)
     return msgspec.structs.replace(condition, status="True") if there else condition
+
+
+def not_stored(slice_name: str, why: str) -> Condition:
+    """Return the condition of a pool of which a slice cannot be stored as it should be.
+
+    Args:
+        slice_name: of the ResourceSlice.
+        why: what the API server says or does.
+    """
+    text = f"ResourceSlice {slice_name} cannot be stored: {why}; what was published before may be out of date"
+    return _not_published("SliceRefused", f"{text} or incomplete")
 
 
 def _not_published(reason: str, why: str) -> Condition:
