@@ -27,6 +27,7 @@ from dra_driver.api.resource import (
     Device,
     DeviceAttribute,
     DeviceCapacity,
+    DeviceCounterConsumption,
     DeviceTaint,
     ResourcePool,
     ResourceSlice,
@@ -158,9 +159,13 @@ async def probe_features(client: KubeClient, driver: DriverName, node_name: str 
     Raises:
         ApiError, ApiUnavailable: the server could not be asked (``Forbidden``: no right to create slices).
     """
+    # Where counters have to stand in the slice of what consumes them, the first of these is refused.
+    apart = await _survives(client, driver, node_name, _consuming())
+    together = not apart and await _survives(client, driver, node_name, _consuming(), counters=True)
     return ServerFeatures(
         taints=await _survives(client, driver, node_name, _tainted()),
-        counters=await _survives(client, driver, node_name, None, counters=True),
+        counters=apart or together,
+        together=together,
         multi_allocation=await _survives(client, driver, node_name, _shareable()),
         lists=await _survives(client, driver, node_name, _listed()),
     )
@@ -215,6 +220,11 @@ def _tainted() -> Device:
     return Device(name="probe", taints=(DeviceTaint(key="dra-driver.dev/probe", effect="NoSchedule"),))
 
 
+def _consuming() -> Device:
+    consumed = DeviceCounterConsumption(counter_set="probe", counters={"memory": Counter(value=_ONE)})
+    return Device(name="probe", consumes_counters=(consumed,))
+
+
 def _shareable() -> Device:
     return Device(
         name="probe", allow_multiple_allocations=True, capacity={"memory": DeviceCapacity(value=_ONE)}
@@ -226,13 +236,13 @@ def _listed() -> Device:
 
 
 async def _survives(
-    client: KubeClient, driver: DriverName, node_name: str, device: Device | None, *, counters: bool = False
+    client: KubeClient, driver: DriverName, node_name: str, device: Device, *, counters: bool = False
 ) -> bool:
     spec = ResourceSliceSpec(
         driver=driver,
         pool=ResourcePool(name=PoolName(node_name), generation=1, resource_slice_count=1),
         node_name=node_name,
-        devices=(device,) if device is not None else (),
+        devices=(device,),
         shared_counters=(CounterSet(name="probe", counters={"memory": Counter(value=_ONE)}),)
         if counters
         else (),

@@ -17,6 +17,7 @@ from dra_driver.resourceslice.devices import clean_devices, has_lists
 from dra_driver.resourceslice.other_drivers import OtherDriver
 from dra_driver.resourceslice.policies import PolicyOutcome, PoolSettings, merge_policies
 from dra_driver.resourceslice.published import Forms, PublishedDevice
+from dra_driver.resourceslice.together import MAX_DEVICES_WITH_TAINTS, pack
 from dra_driver.resourceslice.types import (
     DesiredPool,
     Pending,
@@ -32,7 +33,6 @@ __all__ = ["build_slices"]
 # Limits of resource.k8s.io/v1: devices in a slice; the smaller one as soon as any of them has taints,
 # consumes counters or has list-valued attributes; counter sets in a slice, which has no devices then.
 MAX_DEVICES: Final = 128
-MAX_DEVICES_WITH_TAINTS: Final = 64
 MAX_COUNTER_SETS: Final = 8
 
 
@@ -51,7 +51,8 @@ def build_slices(
 
     Devices come smallest memory first and healthy before unhealthy, because kube-scheduler takes the first
     that fits: a claim for 32Gi then gets 40Gi before 80Gi, and a partition before a whole GPU. Devices of one
-    NVLink group stand together. Counters come last, in slices of their own.
+    NVLink group stand together. Counters come last, in slices of their own; where the server wants them
+    beside the devices that consume them, each slice has devices, smallest first, with all their counters.
 
     What the server would drop is not published in another meaning: without taints, unhealthy devices are left
     out and the pool cannot be allocated by the controller; without counters there are whole devices only;
@@ -109,7 +110,7 @@ def build_slices(
         pool=PoolName(inventory.spec.node_name),
         node_name=inventory.spec.node_name,
         allocator=allocator,
-        slices=_split(published, forms.counters, protected=protected),
+        slices=_split(published, forms.counters, protected=protected, together=features.together),
         problems=tuple(problems),
         wanted=wanted,
         strategy=settings.strategy,
@@ -169,15 +170,19 @@ def _outcomes(settings: PoolSettings, pending: Sequence[Pending]) -> dict[str, P
     return result
 
 
-def _split(devices: list[Device], counters: list[CounterSet], *, protected: bool) -> tuple[SliceContent, ...]:
+def _split(
+    devices: list[Device], counters: list[CounterSet], *, protected: bool, together: bool
+) -> tuple[SliceContent, ...]:
     # A protected pool without a taint has lent everything: it has as many slices before and after.
     limited = protected or any(d.taints or d.consumes_counters or has_lists(d) for d in devices)
     size = MAX_DEVICES_WITH_TAINTS if limited else MAX_DEVICES
+    sets = sorted(counters, key=lambda c: c.name)
+    if together and sets:
+        return tuple(pack(devices, sets))
     # A pool without devices still has one slice: none at all would read as "not published yet".
     slices = [
         SliceContent(devices=tuple(devices[i : i + size])) for i in range(0, max(len(devices), 1), size)
     ]
-    sets = sorted(counters, key=lambda c: c.name)
     slices += [
         SliceContent(shared_counters=tuple(sets[i : i + MAX_COUNTER_SETS]))
         for i in range(0, len(sets), MAX_COUNTER_SETS)

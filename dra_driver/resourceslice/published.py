@@ -33,6 +33,7 @@ from dra_driver.resourceslice.devices import (
 )
 from dra_driver.resourceslice.policies import DeviceSettings, PoolSettings
 from dra_driver.resourceslice.sharing import several_times, shared_form
+from dra_driver.resourceslice.together import problem_of_unit
 from dra_driver.resourceslice.types import GATES, Pending, ServerFeatures, Usage
 
 __all__ = ["Forms", "PublishedDevice"]
@@ -156,11 +157,13 @@ class Forms:
         wanted: dict[str, PartitionDevice],
         kept: Sequence[PartitionDevice],
     ) -> None:
-        # Of all partitions, so that the set stays the same when a policy lists other profiles.
-        counters = partitioning.counter_set(found, partitions) if wanted else None
-        if isinstance(counters, str):
-            self._problems.append(f"device {found.name}: no partitions, {counters}")
-            counters = None
+        counters = self._counter_set(found, partitions, tuple(wanted.values()))
+        if counters is None and any(self._in_use(name) for name in wanted):
+            # Without counters nothing would keep the whole device from a second claim.
+            if not self._features.taints:
+                self._problems.append(f"device {found.name}: left out, a partition of it is in use")
+                return
+            taints = self._blocked(taints)
         if self._features.taints or not self._left_out(base, DeviceSettings(), sick):
             takes = () if counters is None else (partitioning.taken_whole(counters),)
             self.forms.append(PublishedDevice(base, taints, bool(sick), takes))
@@ -186,6 +189,28 @@ class Forms:
             self.forms.append(
                 PublishedDevice(device, blocked, bool(ill), (partitioning.taken_by(partition, counters),))
             )
+
+    def _counter_set(
+        self,
+        found: InventoryDevice,
+        partitions: Sequence[PartitionDevice],
+        wanted: Sequence[PartitionDevice],
+    ) -> CounterSet | None:
+        """Return the counters of a device of which partitions are wanted; None where there can be none."""
+        if not wanted or not self._features.counters:
+            return None
+        # Of all partitions, so that the set stays the same when a policy lists other profiles.
+        counters = partitioning.counter_set(found, partitions)
+        if isinstance(counters, str):
+            problem = counters
+        else:
+            taken = [partitioning.taken_by(p, counters) for p in wanted]
+            unit = (partitioning.taken_whole(counters), *taken)
+            problem = problem_of_unit(counters, unit) if self._features.together else ""
+            if not problem:
+                return counters
+        self._problems.append(f"device {found.name}: no partitions, {problem}")
+        return None
 
     def _chosen(
         self, partitions: Sequence[PartitionDevice], settings: DeviceSettings

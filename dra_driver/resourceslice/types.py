@@ -40,12 +40,15 @@ class ServerFeatures:
     Attributes:
         taints: ``devices[].taints`` (DRADeviceTaints).
         counters: ``sharedCounters`` and ``consumesCounters`` (DRAPartitionableDevices).
+        together: whether counters are taken in the slice of the devices that consume them only, as Kubernetes
+            1.34 has it, in place of slices of their own.
         multi_allocation: ``allowMultipleAllocations`` and request policies (DRAConsumableCapacity).
         lists: attributes with several values (DRAListTypeAttributes).
     """
 
     taints: bool = True
     counters: bool = True
+    together: bool = False
     multi_allocation: bool = True
     lists: bool = True
 
@@ -130,7 +133,7 @@ class Withheld:
 
 @dataclass(frozen=True, slots=True)
 class SliceContent:
-    """Devices or counters of one slice, never both: the API allows one of them, even where it is empty."""
+    """Devices or counters of one slice; both only for a server that wants them together."""
 
     devices: tuple[Device, ...] = ()
     shared_counters: tuple[CounterSet, ...] = ()

@@ -54,6 +54,7 @@ class ClusterConfig:
         plugin_flags: further flags of the node agents of GPUs, on nodes with simulated ones.
         controller_flags: further flags of the controller.
         manifests: objects that are created before anything runs.
+        gates: feature gates of the API server, see its ``Registry``.
         spawn: starts the child processes.
     """
 
@@ -67,6 +68,7 @@ class ClusterConfig:
     plugin_flags: tuple[str, ...] = ()
     controller_flags: tuple[str, ...] = ()
     manifests: tuple[dict[str, Any], ...] = ()
+    gates: tuple[str, ...] = ()
     spawn: Spawn = spawn
 
     @property

@@ -52,6 +52,11 @@ class SliceEntry:
     counter_sets: tuple[CounterSet, ...]
     devices: tuple[DeviceEntry, ...]
 
+    @property
+    def only_counters(self) -> bool:
+        """Whether it has counters alone, which count on every node. 1.34 has them beside devices."""
+        return bool(self.counter_sets) and not self.devices
+
 
 @dataclass(slots=True, eq=False)
 class DeviceEntry:
@@ -268,7 +273,7 @@ class PoolIndex:
             # with other slices replaces ``cluster_wide``, which makes every view of the cluster stale.
             for name in {s.node_name for s in old if s.node_name}:
                 local[name].discard(pool)
-            for name in {s.node_name for s in slices if s.node_name and not s.counter_sets}:
+            for name in {s.node_name for s in slices if s.node_name and not s.only_counters}:
                 local[name].add(pool)
             if pool in wide or any(_is_cluster_wide(s) for s in slices):
                 elsewhere = True
@@ -281,7 +286,7 @@ class PoolIndex:
         # After ``_pools``, from which the view is made. The slices with devices are those of other nodes, but
         # incomplete or invalid counters make the pool incomplete or invalid for every node.
         for pool, slices in pools.items():
-            view = self._pool_view(pool, _NO_NODE) if slices and any(s.counter_sets for s in slices) else None
+            view = self._pool_view(pool, _NO_NODE) if any(s.only_counters for s in slices) else None
             if pool in broken or (view is not None and (view.incomplete or view.invalid)):
                 elsewhere = True
                 broken.pop(pool, None)
@@ -413,7 +418,7 @@ class PoolIndex:
 
     def _pool_view(self, pool: PoolID, node: Node) -> PoolView | None:
         every = self._pools.get(pool) or ()
-        mine = [s for s in every if s.counter_sets or _slice_on_node(s, node)]
+        mine = [s for s in every if s.only_counters or _slice_on_node(s, node)]
         if not mine:
             return None
         generation = max(s.generation for s in mine)
@@ -433,7 +438,7 @@ class PoolIndex:
 
 
 def _is_cluster_wide(entry: SliceEntry) -> bool:
-    return not entry.counter_sets and not entry.node_name
+    return not entry.only_counters and not entry.node_name
 
 
 def _amounts(entry: SliceEntry) -> Counter[tuple[str, int]]:

@@ -34,11 +34,13 @@ class Surroundings(NamedTuple):
         namespace_labels: labels of the object's namespace.
         warnings: texts for the ``Warning`` header; checks add to it.
         lists: whether selectors may treat attributes as lists: the gate DRAListTypeAttributes.
+        together: whether counters have to be in the slice of the devices that consume them.
     """
 
     namespace_labels: Mapping[str, str]
     warnings: list[str]
     lists: bool = False
+    together: bool = False
 
 
 def check_formats(errors: Callable[[str], list[str]], value: str, path: str, causes: Causes) -> None:

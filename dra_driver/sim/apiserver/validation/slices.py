@@ -48,7 +48,9 @@ def check_slice(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surroun
     if old is not None:
         _check_immutable(spec, old["spec"], causes)
     _check_nodes(spec, causes)
-    if spec.get("sharedCounters") is not None and spec.get("devices") is not None:
+    if surroundings.together:
+        _check_together(spec, causes)
+    elif spec.get("sharedCounters") is not None and spec.get("devices") is not None:
         causes.invalid("spec", "", "only one of `sharedCounters` or `devices` is allowed")
     _check_devices(spec, (old or {}).get("spec"), causes)
     devices.check_each(
@@ -62,6 +64,32 @@ def check_slice(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surroun
         devices.check_unique(
             (s["name"] for s in spec.get("sharedCounters") or []), "spec.sharedCounters", causes
         )
+
+
+def _check_together(spec: Raw, causes: Causes) -> None:
+    """Check what Kubernetes 1.34 wants of counters."""
+    sets = {s.get("name"): s.get("counters") or {} for s in spec.get("sharedCounters") or []}
+    defined = sum(len(counters) for counters in sets.values())
+    if defined > 32:
+        text = "the total number of shared counters must not exceed 32"
+        causes.invalid("spec.sharedCounters", defined, text)
+    consumed = 0
+    for i, device in enumerate(spec.get("devices") or []):
+        for j, taken in enumerate(device.get("consumesCounters") or []):
+            path = f"spec.devices[{i}].consumesCounters[{j}]"
+            counters = taken.get("counters") or {}
+            consumed += len(counters)
+            name = taken.get("counterSet", "")
+            if name not in sets:
+                text = "must reference a counterSet defined in the ResourceSlice sharedCounters"
+                causes.invalid(f"{path}.counterSet", name, text)
+                continue
+            for counter in counters.keys() - sets[name].keys():
+                text = "must reference a counter defined in the ResourceSlice sharedCounters"
+                causes.invalid(f"{path}.counters", counter, text)
+    if consumed > 1024:
+        text = "the total number of counters in devices must not exceed 1024"
+        causes.invalid("spec.devices", consumed, text)
 
 
 def _check_immutable(spec: Raw, old: Raw, causes: Causes) -> None:

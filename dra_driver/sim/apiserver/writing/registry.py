@@ -10,7 +10,7 @@ import secrets
 import uuid
 from collections.abc import Callable, Container
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from dra_driver.api.names import LISTS_GATE
 from dra_driver.sim.apiserver import validation
@@ -26,7 +26,7 @@ from dra_driver.sim.apiserver.writing.policies import Policies
 from dra_driver.sim.apiserver.writing.reviews import Review
 from dra_driver.sim.apiserver.writing.server_state import Later
 
-__all__ = ["DeleteOptions", "Options", "Registry", "timestamp"]
+__all__ = ["COUNTERS_TOGETHER", "DeleteOptions", "Options", "Registry", "timestamp"]
 
 _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
 
@@ -41,6 +41,10 @@ def _timestamp(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+COUNTERS_TOGETHER: Final = "counters together"
+"""Counters are taken in the slice of the devices that consume them only, as by Kubernetes 1.34."""
+
+
 class Registry:
     """All verbs on all kinds.
 
@@ -48,6 +52,7 @@ class Registry:
         store: the objects.
         clock: returns seconds since the epoch.
         gates: feature gates that are on, of those that are off in Kubernetes 1.36 by default: ``LISTS_GATE``.
+            And ``COUNTERS_TOGETHER``, which is none of Kubernetes.
 
     Attributes:
         policies: ValidatingAdmissionPolicies, which every write is judged by.
@@ -57,6 +62,7 @@ class Registry:
 
     def __init__(self, store: Store, clock: Callable[[], float], gates: Container[str] = ()) -> None:
         self._lists = LISTS_GATE in gates
+        self._together = COUNTERS_TOGETHER in gates
         self.store = store
         self.clock = clock
         self.kinds = Kinds()
@@ -232,7 +238,7 @@ class Registry:
         if kind.group == "resource.k8s.io" and namespace:
             found = self.store.collection("", "namespaces").get(Key("", namespace))
             labels = (found.raw["metadata"].get("labels") if found else None) or {}
-        return validation.Surroundings(labels, options.warnings, self._lists)
+        return validation.Surroundings(labels, options.warnings, self._lists, self._together)
 
     # --- webhooks ---
 
