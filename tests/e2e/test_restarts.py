@@ -117,6 +117,7 @@ def test_pods_come_back_after_a_reboot_of_their_node(
     background.run(scenario())
 
 
+@pytest.mark.needs("absent lists")
 def test_an_update_leaves_running_pods_and_slices_alone(
     background: Background, cluster: Cluster, actions: Actions
 ) -> None:

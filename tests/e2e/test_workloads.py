@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from capabilities import needed_by, reason
 from e2e_support import IMAGE, clear, eventually, gpu_settings
 from workload_pods import WORKLOADS, manifests, objects_of
 
@@ -32,6 +33,8 @@ def test_a_workload_gets_what_it_promises(
     assert expected
 
     async def run() -> list[str]:
+        if missing := [name for name in needed_by(*objects) if not cluster.served[name]]:
+            pytest.skip(reason(missing))
         without_place = await examples.placeless(cluster.api, expected)
         if without_place:
             pytest.skip(next(iter(without_place.values())))

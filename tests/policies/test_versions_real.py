@@ -15,7 +15,7 @@ COLUMNS = ("1.34", "1.35", "1.36")
 def table() -> dict[str, dict[str, str]]:
     """Return gate → column → text."""
     text = (PROJECT / "docs" / "installation.md").read_text()
-    section = text.split("## Kubernetes versions")[1].split("\n## ")[0]
+    section = text.split("## Kubernetes versions")[1].split("\n##")[0]
     head, _, *rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in section.splitlines()

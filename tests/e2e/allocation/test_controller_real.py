@@ -81,6 +81,7 @@ def test_a_hundred_pods_take_turns_on_few_devices(background: Background, cluste
     background.run(scenario(), 500)
 
 
+@pytest.mark.needs("allocation by the controller")
 def test_pods_without_room_for_them_hold_up_nobody(background: Background, cluster: Cluster) -> None:
     async def scenario() -> None:
         async with following(cluster.api, NAMESPACE) as f:
@@ -92,6 +93,7 @@ def test_pods_without_room_for_them_hold_up_nobody(background: Background, clust
     background.run(scenario(), 400)
 
 
+@pytest.mark.needs("allocation by the controller")
 def test_pods_with_a_node_from_the_start_are_allocated(background: Background, cluster: Cluster) -> None:
     async def scenario() -> None:
         node = await a_node(cluster)
@@ -101,6 +103,7 @@ def test_pods_with_a_node_from_the_start_are_allocated(background: Background, c
     background.run(scenario(), 400)
 
 
+@pytest.mark.needs("allocation by the controller")
 def test_a_group_of_eight_starts_together(background: Background, cluster: Cluster) -> None:
     async def scenario() -> None:
         async with following(cluster.api, NAMESPACE) as f:
@@ -120,6 +123,7 @@ def test_pods_of_namespaces_without_our_label_run_too(background: Background, cl
     background.run(scenario(), 300)
 
 
+@pytest.mark.needs("allocation by the controller")
 def test_claims_of_another_driver_are_left_to_kube_scheduler(
     background: Background, cluster: Cluster
 ) -> None:

@@ -18,7 +18,7 @@ from dra_driver.sim.demo import examples
 if TYPE_CHECKING:
     from e2e_support import Background, Cluster
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.needs("extended resources")]
 
 (EXAMPLE,) = (e for e in EXAMPLES if e.source == "14-extended-resource")
 KEY, _, VALUE = EXAMPLE.expect.needs_node_label.partition("=")
@@ -48,10 +48,11 @@ def pool(background: Background, cluster: Cluster) -> Iterator[str]:
         yield there[0]
         return
     node = nodes[0].metadata.name
+    owner = background.run(allocator(cluster, node))
     before = (nodes[0].metadata.labels or {}).get(KEY, "")
     background.run(label(node, VALUE, "scheduler"))
     yield node
-    background.run(label(node, before, "controller"))
+    background.run(label(node, before, owner))
 
 
 def test_an_integer_of_gpus_is_served_by_kube_scheduler(

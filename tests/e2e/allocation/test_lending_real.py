@@ -29,7 +29,10 @@ from dra_driver.sim.demo import examples
 if TYPE_CHECKING:
     from e2e_support import Background, Cluster
 
-pytestmark = pytest.mark.e2e
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.needs("allocation by the controller", "extended resources"),
+]
 
 NAMESPACE = CLASS = "dra-e2e-lending"
 RESOURCE = "e2e.dra-driver.dev/gpu"

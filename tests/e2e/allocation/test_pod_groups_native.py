@@ -1,6 +1,6 @@
 """PodGroups of scheduling.k8s.io: too few GPUs for two, sidecars, a killed controller, a claim of the group.
 
-Skipped where the API server does not serve them: they are alpha in Kubernetes 1.36 (gate GenericWorkload).
+They are alpha in Kubernetes 1.36 (gate GenericWorkload).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from dra_driver.api.core import NAMESPACES, PODS
 from dra_driver.api.meta import Resource
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.api.resource import RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
-from dra_driver.api.scheduling import POD_GROUPS, SCHEDULING_GROUP, pod_groups
+from dra_driver.api.scheduling import pod_groups
 
 if TYPE_CHECKING:
     from e2e_support import Background, Cluster
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.needs("allocation by the controller", "pod groups")]
 
 NAMESPACE = "dra-e2e-native"
 RESOURCE = pod_groups("v1alpha2")
@@ -38,15 +38,12 @@ OCCUPIED = 4
 
 @pytest.fixture(autouse=True)
 def namespace(background: Background, cluster: Cluster) -> Iterator[None]:
-    async def prepare() -> bool:
-        if POD_GROUPS not in await cluster.api.served(SCHEDULING_GROUP, RESOURCE.version):
-            return False
+    async def prepare() -> None:
         await make_namespace(cluster, NAMESPACE)
         for name, request in (("gpu", REQUEST), ("pair", {**REQUEST, "count": 2})):
             body = e2e_support.claim(NAMESPACE, name, request)
             template = {**body, "kind": "ResourceClaimTemplate", "spec": {"spec": body["spec"]}}
             await cluster.api.create(RESOURCE_CLAIM_TEMPLATES, template)
-        return True
 
     async def clean() -> None:
         resources: tuple[Resource[Any], ...] = (PODS, RESOURCE)
@@ -61,8 +58,7 @@ def namespace(background: Background, cluster: Cluster) -> Iterator[None]:
 
         await scenarios.until("the namespace to go", gone)
 
-    if not background.run(prepare()):
-        pytest.skip("the API server serves no PodGroups: gate GenericWorkload, Kubernetes 1.36")
+    background.run(prepare())
     yield
     background.run(clean(), 400)
 

@@ -24,7 +24,7 @@ from dra_driver.sim.objects import MetaObject
 if TYPE_CHECKING:
     from e2e_support import Background, Cluster
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.needs("allocation by the controller")]
 
 NAMESPACE = "dra-e2e-preemption"
 CLASSES = {"dra-e2e-preempted": 10, "dra-e2e-preemptor": 1000}

@@ -39,6 +39,7 @@ def namespace(background: Background, cluster: Cluster) -> Iterator[None]:
     background.run(clear(cluster, NAMESPACE))
 
 
+@pytest.mark.needs("prioritized list")
 def test_the_first_alternative_that_fits_is_taken(background: Background, cluster: Cluster) -> None:
     async def scenario() -> None:
         choices = [{"name": "best", **GPU, "selectors": [NOWHERE]}, {"name": "good", **GPU}]

@@ -21,7 +21,7 @@ from dra_driver.sim.demo import examples
 if TYPE_CHECKING:
     from e2e_support import Background, Cluster
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.needs("allocation by the controller")]
 
 NAMESPACE = "dra-e2e-sharing"
 GPU = {"deviceClassName": DEFAULT_DRIVER_NAME}
@@ -55,13 +55,14 @@ def mig(profile: str) -> dict[str, Any]:
 
 
 async def waits(cluster: Cluster, name: str) -> str:
-    """Why the pod waits, once there is a reason for people; it must still be gated."""
+    """Why the pod waits, once there is a reason for people; it must still be gated, if a policy does that."""
     reasons: list[str] = []
 
     async def explained() -> bool:
         found: Pod = await cluster.api.get(PODS, name, NAMESPACE)
         assert found.status.phase == "Pending"
-        assert [g.name for g in found.spec.scheduling_gates] == [ALLOCATION_GATE]
+        gate = [ALLOCATION_GATE] if cluster.served["gate policy"] else []
+        assert [g.name for g in found.spec.scheduling_gates] == gate
         events = (await cluster.api.list(EVENTS, NAMESPACE)).items
         reasons[:] = [
             e.message for e in events if e.involved_object.uid == found.metadata.uid and e.type == "Warning"
@@ -72,6 +73,7 @@ async def waits(cluster: Cluster, name: str) -> str:
     return reasons[-1]
 
 
+@pytest.mark.needs("consumable capacity")
 def test_shares_add_up_to_no_more_than_the_gpu(background: Background, cluster: Cluster) -> None:
     async def scenario() -> None:
         for name in ("one", "two"):
@@ -90,6 +92,7 @@ def test_shares_add_up_to_no_more_than_the_gpu(background: Background, cluster: 
     background.run(scenario())
 
 
+@pytest.mark.needs("partitionable devices")
 def test_partitions_are_made_for_their_claims_and_unmade_after_them(
     background: Background, cluster: Cluster
 ) -> None:
@@ -119,6 +122,7 @@ def test_partitions_are_made_for_their_claims_and_unmade_after_them(
     background.run(scenario())
 
 
+@pytest.mark.needs("gate policy")
 def test_a_group_gets_nothing_before_it_is_complete(background: Background, cluster: Cluster) -> None:
     labels = {GROUP_LABEL: "training", GROUP_SIZE_LABEL: "4"}
 
@@ -137,6 +141,7 @@ def test_a_group_gets_nothing_before_it_is_complete(background: Background, clus
     background.run(scenario())
 
 
+@pytest.mark.needs("consumable capacity")
 def test_a_group_that_does_not_fit_as_a_whole_gets_nothing(background: Background, cluster: Cluster) -> None:
     labels = {GROUP_LABEL: "too-much", GROUP_SIZE_LABEL: "2"}
 
@@ -152,6 +157,7 @@ def test_a_group_that_does_not_fit_as_a_whole_gets_nothing(background: Backgroun
     background.run(scenario())
 
 
+@pytest.mark.needs("gate policy")
 def test_the_elastic_group_of_the_documentation(background: Background, cluster: Cluster) -> None:
     """It starts with three of its four pods, which are more than the two that suffice."""
     page = (PROJECT / "docs" / "device-policy.md").read_text(encoding="utf-8")

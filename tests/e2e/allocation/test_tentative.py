@@ -67,6 +67,7 @@ async def devices(cluster: Cluster) -> int:
     return sum(len(s.spec.devices) for s in slices if s.spec.driver == DEFAULT_DRIVER_NAME)
 
 
+@pytest.mark.needs("allocation by the controller")
 @pytest.mark.parametrize("kill", [False, True], ids=["at peace", "controller killed"])
 def test_pods_that_cannot_be_placed_hold_up_nobody(
     background: Background, cluster: Cluster, kill: bool

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.needs("device taints"),
     pytest.mark.skipif(
         os.environ.get("CLUSTER", "embedded") == "embedded",
         reason="the embedded API server does not evaluate this admission policy",

@@ -66,6 +66,7 @@ async def gates(cluster: Cluster, name: str) -> list[str]:
     return [g.name for g in found.spec.scheduling_gates]
 
 
+@pytest.mark.needs("allocation by the controller", "gate policy")
 def test_the_highest_priority_is_served_before_the_oldest(background: Background, cluster: Cluster) -> None:
     async def scenario() -> None:
         await examples.apply(cluster.api, [claim("first", ALL), pod("first", "first")])
@@ -84,6 +85,7 @@ def test_the_highest_priority_is_served_before_the_oldest(background: Background
     background.run(scenario())
 
 
+@pytest.mark.needs("admin access")
 def test_admin_access_attaches_to_devices_in_use(background: Background, cluster: Cluster) -> None:
     async def scenario() -> None:
         await examples.apply(cluster.api, [claim("in-use", ALL), pod("user", "in-use")])

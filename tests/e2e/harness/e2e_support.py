@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import capabilities
 import yaml
 from embedded_actions import EmbeddedActions
 from local_actions import LocalActions
@@ -92,10 +93,17 @@ class Actions(Protocol):
 
 
 class Cluster(Protocol):
-    """What the suite needs of a cluster."""
+    """What the suite needs of a cluster.
+
+    Attributes:
+        api: with the rights of an administrator.
+        actions: None on a cluster that is not the suite's own.
+        served: what the API server can do, by the names of ``capabilities.CAPABILITIES``.
+    """
 
     api: KubeApi
     actions: Actions | None
+    served: Mapping[str, bool]
 
     async def containers(self, pod: Pod) -> Mapping[str, ContainerView] | None:
         """What each container of a running pod sees; None where that cannot be told."""
@@ -106,6 +114,7 @@ class Embedded:
         self.cluster = cluster
         self.api = cluster.api
         self.actions: Actions | None = EmbeddedActions(cluster)
+        self.served: Mapping[str, bool] = {}
 
     async def containers(self, pod: Pod) -> Mapping[str, ContainerView] | None:
         sandbox = self.cluster.nodes[pod.spec.node_name].kubelet.runtime.sandboxes.get(pod.metadata.uid)
@@ -116,6 +125,7 @@ class Existing:
     def __init__(self, api: KubeApi, actions: Actions | None = None) -> None:
         self.api = api
         self.actions = actions
+        self.served: Mapping[str, bool] = {}
 
     async def containers(self, pod: Pod) -> Mapping[str, ContainerView] | None:
         # The suite's containers print the variables that they got, shortly after they have started.
@@ -183,7 +193,11 @@ async def eventually(what: str, condition: Callable[[], Awaitable[bool]], second
 
 
 async def set_up(cluster: Cluster) -> None:
-    """Applies what an admin sets up for the examples, and waits until the devices show it."""
+    """Applies what an admin sets up for the examples, and waits until the devices show it.
+
+    What the API server makes impossible is not waited for.
+    """
+    served = cluster.served = await capabilities.probe(cluster.api)
     await examples.apply(cluster.api, SETUP)
 
     async def shown() -> bool:
@@ -191,8 +205,16 @@ async def set_up(cluster: Cluster) -> None:
         models = {getattr(d.attributes.get("model"), "string_value", "") for d in devices}
         return (
             ("H200" not in models or any("busy" in d.attributes for d in devices))
-            and ("L40S" not in models or any(d.allow_multiple_allocations for d in devices))
-            and ("A100-SXM4-80GB" not in models or any("profile" in d.attributes for d in devices))
+            and (
+                "L40S" not in models
+                or not served["consumable capacity"]
+                or any(d.allow_multiple_allocations for d in devices)
+            )
+            and (
+                "A100-SXM4-80GB" not in models
+                or not served["partitionable devices"]
+                or any("profile" in d.attributes for d in devices)
+            )
         )
 
     await eventually("the policies of the examples", shown)

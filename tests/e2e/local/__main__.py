@@ -13,8 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from local import binaries, host
-from local.cluster import MOUNT_POINTS
+from local import binaries, configuration, host
+from local.cluster import MOUNT_POINTS, known_gates
 
 USAGE, FAILED = 2, 1
 SUITE = Path(__file__).resolve().parent.parent
@@ -35,6 +35,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--gpus", default="examples", metavar="PROFILE", help="the node's simulated GPUs; default: examples"
+    )
+    parser.add_argument(
+        "--gates",
+        default=configuration.ALL_GATES,
+        metavar="GATES",
+        help="feature gates of all components: default (as the release has them), all (those that concern "
+        "the driver, as far as the release knows them), or names with commas between them; default: all",
     )
     parser.add_argument("--logs", type=Path, default=PROJECT / "build" / "e2e-local", metavar="DIR")
     parser.add_argument("command", nargs="*", metavar="COMMAND", help="default: pytest on the suite")
@@ -60,7 +67,9 @@ def main(arguments: Sequence[str]) -> int:
         refuse(f"needs root, for namespaces, mounts and cgroups; this is user {os.geteuid()}")
     try:
         found = [binaries.find(folder, binaries.search_path(os.environ)) for folder in folders]
-    except binaries.MissingBinariesError as e:
+        for release in found:
+            configuration.gates_of(options.gates, known_gates(release["kube-apiserver"]))
+    except (binaries.MissingBinariesError, ValueError) as e:
         refuse(str(e))
     for root in host.remove_stale():
         print(f"local cluster: removed {root}, left by a run that was killed", file=sys.stderr)
@@ -88,6 +97,7 @@ def settings_of(
         "logs": str(options.logs.absolute()),
         "releases": [{name: str(path) for name, path in release.items()} for release in found],
         "gpus": options.gpus,
+        "gates": options.gates,
         "cgroup_version": host.cgroup_version(),
         "may_lower_oom_score": host.has_capability(host.CAP_SYS_RESOURCE),
         "outer_mounts": host.mount_namespace(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -37,12 +38,13 @@ class LocalCluster:
         node: the only one.
         releases: the programs of each release of Kubernetes; the cluster begins with the first.
         project: whose driver is installed.
+        gates: as ``configuration.gates_of`` takes them, of each release those that it knows.
 
     Attributes:
         releases: the releases by their names, such as ``v1.36.2``.
     """
 
-    def __init__(self, node: Node, releases: Sequence[Mapping[str, Path]], project: Path) -> None:
+    def __init__(self, node: Node, releases: Sequence[Mapping[str, Path]], project: Path, gates: str) -> None:
         self.node = node
         self._binaries = binaries = releases[0]
         self.releases = {_release(b["kube-apiserver"]): b for b in releases}
@@ -52,7 +54,8 @@ class LocalCluster:
         self.environment = {**os.environ, "PATH": path, "KUBECONFIG": str(node.admin_kubeconfig)}
         self.processes = Processes(node.root / "log", self.environment)
         self.files = NodeFiles(node.root / "files")
-        self._commands = configuration.command_lines(node, binaries, next(iter(self.releases)))
+        self._gates = gates
+        self._commands = self._command_lines(next(iter(self.releases)))
 
     def start(self, gpus: str) -> None:
         """Brings everything up, to the node's readiness; ``gpus`` is the node's simulated hardware.
@@ -245,9 +248,15 @@ class LocalCluster:
         self._wait("kube-apiserver")
 
     def _command(self, name: str, release: str) -> list[str]:
-        command = configuration.command_lines(self.node, self.releases[release], release)[name]
+        command = self._command_lines(release)[name]
         self._commands[name] = command
         return command
+
+    def _command_lines(self, release: str) -> dict[str, list[str]]:
+        programs = self.releases[release]
+        known = known_gates(programs["kube-apiserver"])
+        on = configuration.gates_of(self._gates, known)
+        return configuration.command_lines(self.node, programs, on, known)
 
     def shut_down(self) -> None:
         """End what a reboot ends on a node, and empty its tmpfs."""
@@ -446,10 +455,16 @@ def answers(url: str) -> bool:
         return False
 
 
-__all__ = ["MOUNT_POINTS", "LocalCluster", "etcd_healthy", "tail"]
+__all__ = ["MOUNT_POINTS", "LocalCluster", "etcd_healthy", "known_gates", "tail"]
 
 
 def _release(server: Path) -> str:
     """Return the release of Kubernetes that an API server says it is, such as ``v1.36.2``."""
     command = [str(server), "--version"]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1]
+
+
+def known_gates(server: Path) -> set[str]:
+    """Return the feature gates of Kubernetes that an API server lists."""
+    text = subprocess.run([str(server), "--help"], check=True, capture_output=True, text=True).stdout
+    return set(re.findall(r"kube:(\w+)=true\|false", text))

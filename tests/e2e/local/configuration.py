@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,19 @@ SHELL_IMAGE = "localhost/dra-e2e-shell:1"
 DRIVER_IMAGE = "localhost/dra-driver-e2e:1"
 PREVIOUS_IMAGE = "localhost/dra-driver-e2e:0"
 KUBELET_HEALTH = "http://127.0.0.1:10248"
-# PodGroups, alpha in this release. kube-scheduler panics with DRADeviceTaintRules on, so that stays off.
-POD_GROUPS_RELEASE = "v1.36."
+# The gates of what the driver uses, and the APIs without which a component does not start, or does nothing,
+# with one of them. kube-scheduler 1.36 panics with DRADeviceTaintRules on, so that stays off; the one of 1.34
+# watches the rules of taints with DRADeviceTaints alone. PodGroups are read in the form of 1.36.
+RELEVANT_GATES = (
+    "DRAAdminAccess",
+    "DRAConsumableCapacity",
+    "DRADeviceTaints",
+    "DRAExtendedResource",
+    "DRAPartitionableDevices",
+    "DRAPrioritizedList",
+    "DRAResourceClaimDeviceStatus",
+    "ResourceHealthStatus",
+)
 POD_GROUP_GATES = (
     "GenericWorkload",
     "GangScheduling",
@@ -33,6 +44,9 @@ POD_GROUP_GATES = (
     "DRAWorkloadResourceClaims",
 )
 POD_GROUPS_API = "scheduling.k8s.io/v1alpha2=true"
+TAINT_RULES_GATE = "DRADeviceTaintRules"
+TAINT_RULES_API = "resource.k8s.io/v1alpha3=true"
+DEFAULT_GATES, ALL_GATES = "default", "all"
 
 
 @dataclass(frozen=True)
@@ -197,21 +211,62 @@ def network(node: Node) -> str:
     return json.dumps({"cniVersion": "0.4.0", "name": "e2e", "plugins": [plugin]}, indent=1)
 
 
-def command_lines(node: Node, binaries: Mapping[str, Path], release: str = "") -> dict[str, list[str]]:
+def gates_of(wanted: str, known: Collection[str]) -> list[str]:
+    """Return the feature gates that are turned on.
+
+    Args:
+        wanted: ``default`` (none), ``all`` of those that concern the driver, or names with commas between.
+        known: those of the release.
+
+    Raises:
+        ValueError: the release does not know one of the names.
+    """
+    if wanted == DEFAULT_GATES:
+        return []
+    if wanted == ALL_GATES:
+        groups = POD_GROUP_GATES if set(POD_GROUP_GATES) <= set(known) else ()
+        return [gate for gate in (*RELEVANT_GATES, *groups) if gate in known]
+    named = [gate for gate in wanted.split(",") if gate]
+    if unknown := [gate for gate in named if gate not in known]:
+        raise ValueError(f"GATES={wanted}: this release has no feature gate {', '.join(unknown)}")
+    return named
+
+
+def command_lines(
+    node: Node, binaries: Mapping[str, Path], gates: Sequence[str] = (), known: Collection[str] = ()
+) -> dict[str, list[str]]:
     """The command line of every component, in the order in which they start.
 
     Args:
         node: the only one.
         binaries: of the components.
-        release: of Kubernetes, such as ``v1.36.2``; in that with PodGroups they are turned on.
+        gates: feature gates to turn on in all of them.
+        known: the feature gates that the release has.
     """
     lines = _command_lines(node, binaries)
-    if release.startswith(POD_GROUPS_RELEASE):
-        gates = f"--feature-gates={','.join(f'{gate}=true' for gate in POD_GROUP_GATES)}"
-        for name in ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet"):
-            lines[name].append(gates)
-        lines["kube-apiserver"].append(f"--runtime-config={POD_GROUPS_API}")
+    for name in ("kube-controller-manager", "kube-scheduler", "kubelet"):
+        lines[name] += _gate_flags(gates)
+    lines["kube-apiserver"] += server_flags(gates, known)
     return lines
+
+
+def server_flags(gates: Sequence[str], known: Collection[str]) -> list[str]:
+    """Return the flags of an API server by which some gates are on, and what they need is served.
+
+    Args:
+        gates: feature gates to turn on.
+        known: the feature gates that the release has.
+    """
+    apis = []
+    if "GenericWorkload" in gates:
+        apis.append(POD_GROUPS_API)
+    if TAINT_RULES_GATE in gates or ("DRADeviceTaints" in gates and TAINT_RULES_GATE not in known):
+        apis.append(TAINT_RULES_API)
+    return [*_gate_flags(gates), *([f"--runtime-config={','.join(apis)}"] if apis else [])]
+
+
+def _gate_flags(gates: Sequence[str]) -> list[str]:
+    return [f"--feature-gates={','.join(f'{gate}=true' for gate in gates)}"] if gates else []
 
 
 def _command_lines(node: Node, binaries: Mapping[str, Path]) -> dict[str, list[str]]:

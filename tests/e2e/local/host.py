@@ -135,7 +135,7 @@ def remove_root(root: Path) -> None:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
             else:
-                path.unlink()
+                path.unlink(missing_ok=True)
         if any(p.name != "lock" for p in root.iterdir()):
             time.sleep(0.1)
 

@@ -60,7 +60,7 @@ def work(command: Sequence[str], settings: dict[str, object]) -> int:
         snapshotter=str(settings["snapshotter"]),
     )
     releases = _releases(settings["releases"])
-    cluster = LocalCluster(node, releases, Path(str(settings["project"])))
+    cluster = LocalCluster(node, releases, Path(str(settings["project"])), str(settings["gates"]))
     logs = Path(str(settings["logs"]))
     if host.mount_namespace() == settings["outer_mounts"]:
         raise RuntimeError("still in the machine's own mount namespace; this is started by `python -m local`")
@@ -78,6 +78,7 @@ def work(command: Sequence[str], settings: dict[str, object]) -> int:
             "CLUSTER": "local",
             "E2E_CONTROL": str(control),
             "E2E_FILES": str(cluster.files.folder),
+            "E2E_GATES": str(settings["gates"]),
             "E2E_IMAGE": configuration.SHELL_IMAGE,
             "E2E_RELEASES": " ".join(cluster.releases),
         }

@@ -10,6 +10,8 @@ import yaml
 
 from local.node_files import NodeFiles
 
+# Of a liveness probe, until it has a container killed.
+PATIENT_PROBES = 60
 # Of deploy/optional. The folders there take the place of others: see ``LocalCluster.turn_on``. No webhooks:
 # without a kube-proxy the API server reaches no Service.
 OPTIONAL = ("publish-node.yaml", "rdma.yaml")
@@ -40,6 +42,12 @@ def adapt(documents: Iterable[dict[str, Any]], image: str, node: NodeFiles) -> l
         for container in pod["containers"]:
             container["image"] = image
             container["imagePullPolicy"] = "Never"
+            if "livenessProbe" in container:
+                # On a busy machine a process needs minutes to start; killed before, it never does.
+                container["livenessProbe"] = {
+                    **container["livenessProbe"],
+                    "failureThreshold": PATIENT_PROBES,
+                }
             if container["command"][:2] == ["dra-driver", "controller"]:
                 controllers.append(container)
             if container["command"][:2] == ["dra-driver", "kubelet-plugin"]:

@@ -49,6 +49,7 @@ async def taints(cluster: Cluster, node: str, device: str) -> list[DeviceTaint]:
     ]
 
 
+@pytest.mark.needs("device taints")
 def test_pods_leave_a_failed_gpu_unless_they_tolerate_it(background: Background, cluster: Cluster) -> None:
     brave = {"key": HEALTH_TAINT, "operator": "Exists", "effect": "NoExecute"}
 

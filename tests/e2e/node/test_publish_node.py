@@ -36,16 +36,18 @@ async def slices_of(cluster: Cluster, node: str) -> list[ResourceSlice]:
 
 
 async def handed_over(cluster: Cluster, node: str, *, by_node: bool) -> None:
+    protected = not by_node and cluster.served["allocation by the controller"]
+
     async def done() -> bool:
         inventory = await cluster.api.get(DEVICE_INVENTORIES, f"{node}.{DEFAULT_DRIVER_NAME}")
         slices = await slices_of(cluster, node)
         tainted = {t.key == CONTROLLER_TAINT for s in slices for d in s.spec.devices for t in d.taints}
         return (
             inventory.spec.publisher == ("node" if by_node else "")
-            and inventory.status.publication.allocator == ("scheduler" if by_node else "controller")
+            and inventory.status.publication.allocator == ("controller" if protected else "scheduler")
             and {s.metadata.name for s in slices} == set(inventory.status.publication.slices)
             and bool(slices)
-            and (True in tainted) is not by_node
+            and (True in tainted) is protected
         )
 
     await eventually(f"the pool of {node} to change hands", done)

@@ -124,13 +124,42 @@ def test_every_component_has_a_command_line_of_a_found_binary() -> None:
     assert set(binaries.KUBERNETES) < set(lines)
 
 
-@pytest.mark.parametrize(("release", "on"), [("", False), ("v1.35.4", False), ("v1.36.2", True)])
-def test_pod_groups_are_on_in_the_release_that_has_them(release: str, on: bool) -> None:
+GATES_OF_1_34 = ("DRADeviceTaints", "DRAConsumableCapacity", "Other")
+GATES_OF_1_35 = (*GATES_OF_1_34, "DRADeviceTaintRules", "GenericWorkload", "GangScheduling")
+GATES_OF_1_36 = (*GATES_OF_1_35, "TopologyAwareWorkloadScheduling", "DRAWorkloadResourceClaims")
+
+
+@pytest.mark.parametrize(
+    ("known", "groups", "apis"),
+    [
+        (GATES_OF_1_34, False, "resource.k8s.io/v1alpha3=true"),
+        (GATES_OF_1_35, False, ""),
+        (GATES_OF_1_36, True, "scheduling.k8s.io/v1alpha2=true"),
+    ],
+    ids=["1.34", "1.35", "1.36"],
+)
+def test_all_gates_that_concern_the_driver_are_on_as_far_as_the_release_has_them(
+    known: tuple[str, ...], groups: bool, apis: str
+) -> None:
     found = {n: Path("/b", n) for n in (*binaries.KUBERNETES, *binaries.AROUND)}
-    lines = configuration.command_lines(NODE, found, release)
+    gates = configuration.gates_of("all", known)
+    assert set(gates) <= set(known) - {"Other", "DRADeviceTaintRules"}
+    lines = configuration.command_lines(NODE, found, gates, known)
     for name in binaries.KUBERNETES:
-        assert any("GangScheduling=true" in flag for flag in lines[name]) is on
-    assert ("--runtime-config=scheduling.k8s.io/v1alpha2=true" in lines["kube-apiserver"]) is on
+        (flag,) = (flag for flag in lines[name] if flag.startswith("--feature-gates="))
+        assert "DRAConsumableCapacity=true" in flag
+        assert ("GangScheduling=true" in flag) is groups
+    said = [flag for flag in lines["kube-apiserver"] if flag.startswith("--runtime-config=")]
+    assert said == ([f"--runtime-config={apis}"] if apis else [])
+
+
+def test_gates_are_as_the_release_has_them_or_by_name() -> None:
+    found = {n: Path("/b", n) for n in (*binaries.KUBERNETES, *binaries.AROUND)}
+    assert configuration.gates_of("default", GATES_OF_1_34) == []
+    assert not any("gates" in f for line in configuration.command_lines(NODE, found).values() for f in line)
+    assert configuration.gates_of("DRADeviceTaints,Other", GATES_OF_1_34) == ["DRADeviceTaints", "Other"]
+    with pytest.raises(ValueError, match=r"no feature gate DRADeviceTaintRules"):
+        configuration.gates_of("DRADeviceTaintRules", GATES_OF_1_34)
 
 
 def test_our_manifests_change_in_image_hardware_and_drivers_only(tmp_path: Path) -> None:
