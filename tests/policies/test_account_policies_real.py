@@ -35,23 +35,27 @@ from policy_world import (
     settled,
     world,
 )
-from real_apiserver import RealApiServer, real_apiserver
+from real_apiserver import RealApiServer, gate_flag, real_apiserver
+from real_gates import taint_flags
 
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
 
 T = TypeVar("T")
 
 # Of 1.34 and 1.35: "patch" on the status is all that a write of it needs.
-OLDER = "--feature-gates=DRAResourceClaimGranularStatusAuthorization=false"
+GATE = "DRAResourceClaimGranularStatusAuthorization"
+OLDER = f"--feature-gates={GATE}=false"
 
 
 @pytest.fixture(scope="module", params=[(), (OLDER,)], ids=["1.36", "as 1.34"])
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RealApiServer]:
+    if request.param:
+        gate_flag(GATE)  # skips where the server is that old anyway
     folder: Path = tmp_path_factory.mktemp("real")
     older = "--runtime-config=resource.k8s.io/v1beta1=true,resource.k8s.io/v1beta2=true"
-    with real_apiserver(folder, older, *request.param) as started:
+    with real_apiserver(folder, older, *taint_flags().server, *request.param) as started:
         yield started
 
 
