@@ -165,7 +165,8 @@ def test_the_policy_basic_is_no_gang() -> None:
 @pytest.mark.parametrize("version", ["v1alpha3", "v1beta1"])
 def test_the_versions_of_kubernetes_1_37_are_read_and_min_count_may_change(version: str) -> None:
     cluster = cluster_of(n1=(40, 40), n2=(40,))
-    more = {"disruptionMode": {"all": {}}, "workloadRef": {"workloadName": "w", "templateName": "t"}}
+    workload = {"workloadName": "w", "templateName": "t"}
+    more: dict[str, Any] = {"disruptionMode": {"all": {}}, "workloadRef": workload}
     pod_group(cluster, least=4, version=version, priority=7, preemptionPolicy="Never", **more)
     for name in "abc":
         native_member(cluster, name)
