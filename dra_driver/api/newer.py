@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from dra_driver.api.meta import ExactWire
 from dra_driver.api.nulls import bare_type, elements_of, inner_type, is_map, members_of
 
 __all__ = ["NEWER", "without_unknown"]
@@ -62,7 +63,7 @@ def _without(kind: Any, data: bytes, path: str) -> tuple[bytes, str]:
 
 def _struct(kind: type[msgspec.Struct], data: bytes, path: str) -> tuple[bytes, str]:
     fields = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
-    exact = kind.__struct_config__.forbid_unknown_fields
+    exact = issubclass(kind, ExactWire)
     first, changed = "", False
     members: dict[str, bytes] = {}
     for name, raw in members_of(data):

@@ -260,6 +260,7 @@ class Informer(Generic[T]):
                     f"{self._resource.kind} {problem.key} has devices that cannot be read, so that it is not "
                     f"known which are free: {problem.problem}"
                 )
+        self._resource_version = found.resource_version
         kept = {u.key: u.uid for u in found.unreadable}
         for key in [k for k in self.unreadable if k not in kept]:
             self._note_readable(key)
@@ -283,8 +284,6 @@ class Informer(Generic[T]):
                 since = time.monotonic()
         if self._keeper is not None:
             self._keeper.listed(self._store.values())
-        # Last: a list that was cut off is read again.
-        self._resource_version = found.resource_version
         self.failing = False
         self.synced.set()
         self._set_access(True)

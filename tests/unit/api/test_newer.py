@@ -160,3 +160,13 @@ def test_parameters_beside_an_unknown_field_stay_as_they_were_written() -> None:
 def test_notes_are_never_sent_with_slices_of_ours() -> None:
     slice_ = codec.convert(ResourceSlice, example(ResourceSlice))
     assert NEWER not in codec.encode(codec.to_raw(RESOURCE_SLICES, slice_)).decode()
+
+
+def test_structs_that_are_not_of_the_api_refuse_unknown_fields_as_ever() -> None:
+    """A misspelled field of opaque parameters, say, must not be dropped in silence."""
+
+    class Parameters(msgspec.Struct, forbid_unknown_fields=True):
+        sharing: str = ""
+
+    with pytest.raises(DecodeError, match="sharring"):
+        codec.decode(Parameters, b'{"sharring": "MPS"}')

@@ -597,7 +597,7 @@ def _export(path: Path, *objects: dict[str, Any]) -> str:
 def test_an_export_is_read_as_the_server_has_it(tmp_path: Path, capsys: Capture) -> None:
     """Fields of a newer server are no mistakes, and objects of other kinds are not even looked at."""
     slice_ = gpus("n1", "a", "b")
-    slice_["spec"]["newField"] = 1
+    slice_["metadata"]["newField"] = 1
     other = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}, "data": 3}
     held = {**claim("held", 1, ("a",)), "metadata": {"name": "held", "namespace": "x"}}
     export = _export(tmp_path / "export.json", CLASS, slice_, held, other)
@@ -606,7 +606,7 @@ def test_an_export_is_read_as_the_server_has_it(tmp_path: Path, capsys: Capture)
     written = tmp_path / "written.json"
     written.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": [CLASS, slice_]}))
     assert main(["plan", "-s", str(written), "--gpus", "2"]) == 2
-    assert "items[1]: ResourceSlice n1: unknown field spec.newField" in capsys.readouterr().err
+    assert "items[1]: ResourceSlice n1: unknown field metadata.newField" in capsys.readouterr().err
 
 
 def test_lists_of_one_kind_are_read(tmp_path: Path, capsys: Capture) -> None:

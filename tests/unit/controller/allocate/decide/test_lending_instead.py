@@ -253,4 +253,4 @@ def test_a_claim_that_is_newer_than_we_are_is_refused_where_nothing_is_lent() ->
     world.pod()
     refusal = world.ask()
     assert isinstance(refusal, Refuse)
-    assert "no other kind is known" in refusal.message
+    assert "needs a newer controller: spec.devices.requests[0].exactly.selectors[0].newer" in refusal.message
