@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from test_device_policies import PROFILES, build, devices, gpu, policy, profile
 
@@ -84,7 +86,7 @@ def test_without_counters_a_gpu_of_which_a_partition_is_in_use_goes_to_nobody(
     assert HELD in pool.pending[0].text
 
 
-def greedy(number: int, size: int, **capacity: int) -> tuple[PartitionProfile, ...]:
+def greedy(number: int, size: int, **capacity: Any) -> tuple[PartitionProfile, ...]:
     """Profiles that take everything that a GPU has: memory slices, compute slices, engines."""
     return tuple(profile(f"1g.{i}gb", (0,), size, **capacity) for i in range(1, number + 1))
 
