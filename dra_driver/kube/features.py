@@ -145,7 +145,12 @@ def _after(known: ServerFeatures, look: ServerFeatures, looks: Sequence[ServerFe
         confirmed = len(looks) >= _LOOKS and all(getattr(each, name) for each in looks)
         return bool(getattr(look, name)) and (bool(getattr(known, name)) or confirmed)
 
-    return ServerFeatures(**{f.name: counts(f.name) for f in dataclasses.fields(ServerFeatures)})
+    after = ServerFeatures(**{f.name: counts(f.name) for f in dataclasses.fields(ServerFeatures)})
+    # Where counters have to stand is one of two forms, of which each server refuses the other.
+    agreed = len(looks) >= _LOOKS and all(each.together is look.together for each in looks)
+    return dataclasses.replace(
+        after, together=look.together if agreed or not known.counters else known.together
+    )
 
 
 async def probe_features(client: KubeClient, driver: DriverName, node_name: str = _NAME) -> ServerFeatures:

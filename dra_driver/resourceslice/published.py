@@ -160,10 +160,8 @@ class Forms:
         counters = self._counter_set(found, partitions, tuple(wanted.values()))
         if counters is None and any(self._in_use(name) for name in wanted):
             # Without counters nothing would keep the whole device from a second claim.
-            if not self._features.taints:
-                self._problems.append(f"device {found.name}: left out, a partition of it is in use")
-                return
-            taints = self._blocked(taints)
+            self._problems.append(f"device {found.name}: left out, parts of it are in use")
+            return
         if self._features.taints or not self._left_out(base, DeviceSettings(), sick):
             takes = () if counters is None else (partitioning.taken_whole(counters),)
             self.forms.append(PublishedDevice(base, taints, bool(sick), takes))
@@ -197,7 +195,7 @@ class Forms:
         wanted: Sequence[PartitionDevice],
     ) -> CounterSet | None:
         """Return the counters of a device of which partitions are wanted; None where there can be none."""
-        if not wanted or not self._features.counters:
+        if not wanted:
             return None
         # Of all partitions, so that the set stays the same when a policy lists other profiles.
         counters = partitioning.counter_set(found, partitions)

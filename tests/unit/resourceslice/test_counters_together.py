@@ -8,9 +8,9 @@ import pytest
 from test_device_policies import PROFILES, build, devices, gpu, policy, profile
 
 from dra_driver.api.own.inventory import PartitionProfile
-from dra_driver.api.own.policy import DevicePolicy, PartitionPolicy
+from dra_driver.api.own.policy import PartitionPolicy
 from dra_driver.publishing import conditions
-from dra_driver.resourceslice import PENDING_TAINT, ServerFeatures, Usage
+from dra_driver.resourceslice import ServerFeatures, Usage
 from dra_driver.resourceslice.together import MAX_COUNTERS, MAX_DEVICES_WITH_TAINTS
 
 CUT = policy(partitions=PartitionPolicy(profiles=("*",)))
@@ -63,32 +63,20 @@ def test_partitions_that_do_not_fit_beside_their_gpu_are_left_out_and_the_way_ou
     assert not build(gpus, fewer, together=True).problems
 
 
-@pytest.mark.parametrize("taints", [True, False])
-@pytest.mark.parametrize("policies", [(CUT,), ()], ids=["policy", "policy gone"])
-def test_without_counters_a_gpu_of_which_a_partition_is_in_use_goes_to_nobody(
-    policies: tuple[DevicePolicy, ...], taints: bool
-) -> None:
-    """As where the feature gate is turned off under pods that run: its counters would be dropped."""
-    pool = build(
-        [gpu(partitions=PROFILES), gpu("gpu-1")],
-        *policies,
-        usage=Usage(whole=frozenset({HELD})),
-        counters=False,
-        taints=taints,
-    )
-    assert not any(d.consumes_counters for d in devices(pool).values())
-    assert HELD not in devices(pool)
-    if taints:
-        assert [t.key for t in devices(pool)["gpu-0"].taints] == [PENDING_TAINT]
-    else:
-        assert set(devices(pool)) == {"gpu-1"}
-        assert "device gpu-0: left out, a partition of it is in use" in pool.problems
-    assert HELD in pool.pending[0].text
+def test_a_gpu_whose_partition_is_in_use_and_does_not_fit_any_more_goes_to_nobody() -> None:
+    """As after an upgrade of the node agent that finds more profiles, or a rollback of the API server."""
+    many = tuple(profile(f"1g.{i}gb", tuple(range(16))) for i in range(1, 5))
+    held = Usage(whole=frozenset({"gpu-0-mig-1g-1gb-1"}))
+    pool = build([gpu(partitions=many), gpu("gpu-1")], CUT, usage=held, together=True)
+    assert set(devices(pool)) == {"gpu-1"}
+    assert "device gpu-0: left out, parts of it are in use" in pool.problems
+    # It comes back, whole, with its last partition.
+    assert set(devices(build([gpu(partitions=many), gpu("gpu-1")], CUT, together=True))) == {"gpu-0", "gpu-1"}
 
 
 def greedy(number: int, size: int, **capacity: Any) -> tuple[PartitionProfile, ...]:
     """Profiles that take everything that a GPU has: memory slices, compute slices, engines."""
-    return tuple(profile(f"1g.{i}gb", (0,), size, **capacity) for i in range(1, number + 1))
+    return tuple(profile(f"1g.{i}gb", (0,), size, "10Gi", **capacity) for i in range(1, number + 1))
 
 
 def test_no_slice_consumes_more_counters_than_the_server_allows() -> None:
