@@ -38,10 +38,11 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--gates",
-        default=configuration.ALL_GATES,
+        default="",
         metavar="GATES",
         help="feature gates of all components: default (as the release has them), all (those that concern "
-        "the driver, as far as the release knows them), or names with commas between them; default: all",
+        "the driver, as far as the release knows them), or names with commas between them; default: all, "
+        "or default where the cluster is upgraded",
     )
     parser.add_argument("--logs", type=Path, default=PROJECT / "build" / "e2e-local", metavar="DIR")
     parser.add_argument("command", nargs="*", metavar="COMMAND", help="default: pytest on the suite")
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         found = [binaries.find(folder, binaries.search_path(os.environ)) for folder in folders]
         for release in found:
-            configuration.gates_of(options.gates, known_gates(release["kube-apiserver"]))
+            configuration.gates_of(gates_for(options, found), known_gates(release["kube-apiserver"]))
     except (binaries.MissingBinariesError, ValueError) as e:
         refuse(str(e))
     for root in host.remove_stale():
@@ -87,6 +88,11 @@ def command_of(options: argparse.Namespace) -> list[str]:
     return list(options.command) or [sys.executable, "-m", "pytest", "-m", "e2e", str(SUITE)]
 
 
+def gates_for(options: argparse.Namespace, found: Sequence[object]) -> str:
+    """Which feature gates are on: an upgrade is about what releases bring by themselves."""
+    return options.gates or (configuration.ALL_GATES if len(found) == 1 else configuration.DEFAULT_GATES)
+
+
 def settings_of(
     options: argparse.Namespace, found: Sequence[Mapping[str, Path]], root: Path
 ) -> dict[str, object]:
@@ -97,7 +103,7 @@ def settings_of(
         "logs": str(options.logs.absolute()),
         "releases": [{name: str(path) for name, path in release.items()} for release in found],
         "gpus": options.gpus,
-        "gates": options.gates,
+        "gates": gates_for(options, found),
         "cgroup_version": host.cgroup_version(),
         "may_lower_oom_score": host.has_capability(host.CAP_SYS_RESOURCE),
         "outer_mounts": host.mount_namespace(),
