@@ -48,8 +48,9 @@ pytestmark = [
 
 # The order of Kubernetes' version skew policy; back in the opposite one.
 COMPONENTS: Final = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet")
-UP: Final = [(release, name) for release in RELEASES[1:] for name in COMPONENTS]
-BACK: Final = [(release, name) for release in RELEASES[-2::-1] for name in reversed(COMPONENTS)]
+# Without several releases there is one of each, so that the reason for skipping it is told.
+UP: Final = [(release, name) for release in RELEASES[1:] or [""] for name in COMPONENTS]
+BACK: Final = [(release, name) for release in RELEASES[-2::-1] or [""] for name in reversed(COMPONENTS)]
 
 NAMESPACE: Final = "dra-e2e-upgrade"
 # Without the label: kube-scheduler looks at these pods whoever allocates their claims.
