@@ -91,7 +91,8 @@ def cost(put: Put, act: Act, number: int) -> int:
             await h.quiet()
 
             async def count(do: Act) -> int:
-                with calls_elsewhere("/tests/") as found:
+                # The event loop compares its timers, of which there are more at some times than at others.
+                with calls_elsewhere("/tests/", "/asyncio/") as found:
                     do(h)
                     await asyncio.sleep(SECONDS)
                 return found()
