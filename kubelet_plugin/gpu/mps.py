@@ -325,26 +325,29 @@ class MpsDaemons:
                 _write_ending(folder, known)
                 mps_processes.send(fresh, signal.SIGTERM)
             left = [p for p in known if mps_processes.is_running(p)]
-            if not left:
-                break
             waited = time.monotonic() - begun
-            if waited >= self._ready_seconds:
+            grace = min(_GRACE_SECONDS, self._ready_seconds / 2)
+            if not left:
+                if not mps_processes.listens(folder / "pipe"):
+                    return
+                # One that exits has no environment any more, and its socket still.
+                if waited >= grace:
+                    raise PrepareError(
+                        f"device {device}: a process that cannot be seen from here listens at "
+                        f"{folder}/pipe/control; it is taken for its MPS daemon, and has to end first: an "
+                        "agent in a container needs the host's PID namespace (hostPID)",
+                        retryable=True,
+                    )
+            elif waited >= self._ready_seconds:
                 numbers = ", ".join(str(p.pid) for p in left)
                 raise PrepareError(
                     f"device {device}: the MPS daemon does not end: process {numbers} runs {waited:.3g} s "
                     "after it was asked to end; if the GPU's driver hangs, only a reboot of the node ends it",
                     retryable=True,
                 )
-            if waited >= min(_GRACE_SECONDS, self._ready_seconds / 2):
+            if waited >= grace:
                 mps_processes.send(found, signal.SIGKILL)
             self._pause(0.05)
-        if mps_processes.listens(folder / "pipe"):
-            raise PrepareError(
-                f"device {device}: a process that cannot be seen from here listens at {folder}/pipe/control; "
-                "it is taken for its MPS daemon, and has to end first: an agent in a container needs the "
-                "host's PID namespace (hostPID)",
-                retryable=True,
-            )
 
     def _make(self, device: str, folder: Path) -> None:
         """Make the directories of a daemon; what its clients have open stays, if they could only read it.

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -111,13 +112,27 @@ def test_what_is_planted_ends_no_other_daemon(
     if plant is hard_link:
         # It is the other's own socket; nothing is sent to it, but somebody listens there.
         with pytest.raises(PrepareError, match="a process that cannot be seen from here listens"):
-            open_daemons(root, Tools(root / "bin")).stop("gpu-0")
+            open_daemons(root, Tools(root / "bin"), ready_seconds=1).stop("gpu-0")
         control.unlink()
     daemons.stop("gpu-0")
     assert not runs(mine)
     assert runs(others)
     assert mps_processes.listens(root / "mps/gpu-1/pipe")
     assert daemons.present() == ["gpu-1"]
+
+
+def test_a_process_that_exits_may_still_listen(root: Path, daemons: MpsDaemons) -> None:
+    """Its memory is given back before its files, and the memory has what it is known by."""
+    pipes = root / "mps/gpu-0/pipe"
+    pipes.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as exiting:
+        exiting.bind(str(pipes / "control"))
+        exiting.listen()
+        ended = threading.Timer(0.2, exiting.close)
+        ended.start()
+        daemons.stop("gpu-0")
+        ended.join()
+    assert daemons.present() == []
 
 
 def test_links_are_not_followed_to_a_socket(root: Path, daemons: MpsDaemons) -> None:
@@ -352,7 +367,9 @@ def agent():
 
 def mounts():
     lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    return sorted(line.split()[4][len(str(base)):] for line in lines if "/mps/" in line.split()[4])
+    places = [line.split()[4] for line in lines]
+    # Not those of tests beside this one.
+    return sorted(place.removeprefix(str(base)) for place in places if place.startswith(f"{base}/mps/"))
 
 
 def pid():
