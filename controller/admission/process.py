@@ -10,6 +10,7 @@ import socket
 import sys
 from asyncio.subprocess import DEVNULL, Process
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -29,7 +30,7 @@ from controller.admission.wire import (
 from controller.process_limits import EXIT_MEMORY
 from dra_driver.kube import Backoff
 
-__all__ = ["ReviewProcess"]
+__all__ = ["ReviewProcess", "waited_for_processor"]
 
 log = structlog.get_logger(__name__)
 
@@ -38,8 +39,18 @@ _LOOK_SECONDS: Final = 1.0
 _LOOKS: Final = 5
 # The first answer comes when its modules are loaded, on a machine that is busy.
 _FIRST_LOOKS: Final = 60
+# Of a look before which the process has waited for a processor: a new one would wait as well.
+_STARVED_LOOK: Final = 0.1
 # One that has lived for so long is none that cannot work.
 _STEADY_SECONDS: Final = 10.0
+
+
+def waited_for_processor(pid: int) -> float:
+    """Return the seconds that a process's first thread could have run but had no processor; 0 if unknown."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        # Time on a processor, time of waiting for one (both in nanoseconds), and how often it got one.
+        return int(Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+    return 0.0
 
 
 class ReviewProcess:
@@ -50,14 +61,25 @@ class ReviewProcess:
         pid: of the process that runs at present; 0: none does.
     """
 
-    def __init__(self, start: Start, counted: Callable[[Pong], None], ended: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        start: Start,
+        counted: Callable[[Pong], None],
+        ended: Callable[[str], None],
+        look_seconds: float = _LOOK_SECONDS,
+        waited: Callable[[int], float] = waited_for_processor,
+    ) -> None:
         """Connect the parts.
 
         Args:
             start: what each process is told first.
             counted: called with what has happened there.
             ended: called with why a process has ended that should not have: hangs, memory or ended.
+            look_seconds: between two looks whether it answers.
+            waited: returns the seconds that a process has waited for a processor.
         """
+        self._look_seconds = look_seconds
+        self._waited = waited
         self._start = start
         self._counted = counted
         self._ended = ended
@@ -147,14 +169,15 @@ class ReviewProcess:
 
     async def _look(self) -> None:
         """Ask whether it is there, and end it where it is not."""
-        looks = 0
+        looks, waited = 0.0, self._waited(self.pid)
         while looks < (_LOOKS if self._answered else _FIRST_LOOKS):
             if self._asked == self._answered:
-                looks = 0
+                looks = 0.0
                 self._asked += 1
                 self._send(Ping(number=self._asked))
-            await asyncio.sleep(_LOOK_SECONDS)
-            looks += 1
+            await asyncio.sleep(self._look_seconds)
+            before, waited = waited, self._waited(self.pid)
+            looks += _STARVED_LOOK if waited - before >= self._look_seconds / 2 else 1
         self._kill("hangs")
 
     def _send(self, message: ToReviewer) -> None:

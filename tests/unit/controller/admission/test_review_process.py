@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 
+from controller.admission.process import ReviewProcess, waited_for_processor
 from controller.admission.review import Judgement
 from controller.admission.reviewer import Reviewer
 from controller.admission.wire import Capacity, Certificate, Ping, Pong, Refused, Start, line, pong_of, told
@@ -95,3 +102,54 @@ def test_what_the_process_says_is_bounded(change: Callable[[dict[str, Any]], obj
     change(bad)
     with pytest.raises(msgspec.DecodeError):
         pong_of(msgspec.json.encode(bad))
+
+
+# --- whether it answers -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("starved", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_a_process_that_got_no_processor_is_not_taken_for_one_that_hangs(starved: bool) -> None:
+    """On a machine with other work a new one would wait as well; each start costs more than an answer."""
+    looks = 0
+
+    def waited(_: int) -> float:
+        nonlocal looks
+        looks += 1
+        return looks * 0.05 if starved else 0.0
+
+    async def looks_until_the_end() -> int:
+        ended = asyncio.Event()
+        process = ReviewProcess(
+            START, lambda _: None, lambda why: ended.set() if why == "hangs" else None, 0.05, waited
+        )
+        running = asyncio.create_task(process.run())
+        await asyncio.wait_for(process.answers.wait(), 60)
+        os.kill(process.pid, signal.SIGSTOP)
+        before = looks
+        await asyncio.wait_for(ended.wait(), 60)
+        running.cancel()
+        return looks - before
+
+    needed = asyncio.run(looks_until_the_end())
+    assert needed >= 40 if starved else needed <= 10
+
+
+def test_the_kernel_says_how_long_a_process_has_waited_for_a_processor() -> None:
+    processor = min(os.sched_getaffinity(0))
+    busy = f"import os\nos.sched_setaffinity(0, [{processor}])\nwhile True: pass"
+    running = [subprocess.Popen([sys.executable, "-c", busy]) for _ in range(2)]
+    running.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]))
+    try:
+        deadline = time.monotonic() + 60
+        while min(waited_for_processor(p.pid) for p in running[:2]) < 0.3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        before = [waited_for_processor(p.pid) for p in running]
+        time.sleep(0.5)
+        one, other, sleeping = (waited_for_processor(p.pid) - b for p, b in zip(running, before, strict=True))
+        assert one + other > 0.2
+        assert sleeping < 0.1
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    assert waited_for_processor(running[0].pid) == 0.0
