@@ -477,10 +477,6 @@ class Plugin:
 
     async def _guard(self) -> None:
         """Put back sockets that were removed: the kubelet drops a plugin whose socket is gone."""
-        async with asyncio.TaskGroup() as tasks:
-            await self._put_back(tasks)
-
-    async def _put_back(self, tasks: asyncio.TaskGroup) -> None:
         while True:
             await asyncio.sleep(self._timings.guard)
             for server, path in (
@@ -493,7 +489,7 @@ class Plugin:
                 self._state.withdrawn()
                 try:
                     files.make_directory(path.parent, 0o755)
-                    await server.restart(tasks)
+                    await server.restart()
                 except (OSError, DraError) as e:
                     log.error("cannot listen", path=str(path), error=str(e))
 

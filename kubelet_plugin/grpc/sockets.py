@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import grpc
 import grpc.aio
@@ -18,8 +18,8 @@ __all__ = ["SocketServer"]
 # The kubelet's deadline.
 OLD_CALLS_SECONDS: Final = 45.0
 _CLOSING_SECONDS: Final = 0.2
-# It takes a few steps of the event loop.
-_STARTING_SECONDS: Final = 5.0
+# A start takes a few steps of the event loop, and an end no more than its grace and some.
+_CANCELLED_SECONDS: Final = 5.0
 
 
 class SocketServer:
@@ -33,7 +33,8 @@ class SocketServer:
         self._path = path
         self._register: Callable[[grpc.aio.Server], None] | None = None
         self._server: grpc.aio.Server | None = None
-        self._ending: set[asyncio.Task[None]] = set()
+        # Servers that take no new calls, with what ends them.
+        self._ending: dict[grpc.aio.Server, asyncio.Task[None]] = {}
 
     @property
     def present(self) -> bool:
@@ -66,24 +67,17 @@ class SocketServer:
         # From here on it is stopped by ``stop``, even if the start is cancelled half-way: a server that is
         # collected as garbage removes the file of its name, which may be another server's by then.
         self._server = server
-        await _started(server)
+        await _whole(asyncio.create_task(server.start()))
         # A process that can connect can prepare claims.
         self._path.chmod(0o600)
 
-    async def restart(self, tasks: asyncio.TaskGroup) -> None:
+    async def restart(self) -> None:
         """Listen anew, after ``start`` and the removal of the file; calls in flight end on the old server.
-
-        Args:
-            tasks: where the old server ends.
 
         Raises:
             ConfigurationError: it cannot listen there.
         """
-        old, self._server = self._server, None
-        if old is not None:
-            ending = tasks.create_task(old.stop(OLD_CALLS_SECONDS))
-            self._ending.add(ending)
-            ending.add_done_callback(self._ending.discard)
+        if (ending := self._begin_to_end()) is not None:
             # It closes its socket at once, and removes the file of that name; ours is to come after.
             await asyncio.wait([ending], timeout=_CLOSING_SECONDS)
         assert self._register is not None
@@ -91,20 +85,38 @@ class SocketServer:
 
     async def stop(self, grace: float) -> None:
         """Refuse new calls, let those in flight end for up to ``grace`` seconds, remove the file."""
-        if self._server is not None:
-            server, self._server = self._server, None
-            await server.stop(grace)
-        if self._ending:
-            await asyncio.wait(set(self._ending), timeout=grace)
+        self._begin_to_end()
+        await _whole(asyncio.create_task(self._end(grace)))
         with contextlib.suppress(OSError):
             self._path.unlink()
 
+    def _begin_to_end(self) -> asyncio.Task[None] | None:
+        server, self._server = self._server, None
+        if server is None:
+            return None
+        ending = self._ending[server] = asyncio.create_task(server.stop(OLD_CALLS_SECONDS))
+        ending.add_done_callback(lambda _: self._ending.pop(server))
+        return ending
 
-async def _started(server: grpc.aio.Server) -> None:
-    """Wait until a server has started, also where this is cancelled: gRPC crashes if it is stopped before."""
-    starting = asyncio.create_task(server.start())
+    async def _end(self, grace: float) -> None:
+        if self._ending:
+            await asyncio.wait(self._ending.values(), timeout=grace)
+        # What has begun with more time is not cancelled, which would leave a server that is stopped by half.
+        async with asyncio.TaskGroup() as tasks:
+            for server in self._ending:
+                tasks.create_task(server.stop(None))
+        while self._ending:
+            await asyncio.wait(self._ending.values())
+
+
+async def _whole(work: asyncio.Future[Any]) -> None:
+    """Wait until gRPC has started or stopped a server, also where this is cancelled.
+
+    gRPC crashes if a server is stopped before it has started. One that is stopped by half crashes the process
+    when it is collected as garbage, or keeps it from ending.
+    """
     try:
-        await asyncio.shield(starting)
+        await asyncio.shield(work)
     except asyncio.CancelledError:
-        await asyncio.wait([starting], timeout=_STARTING_SECONDS)
+        await asyncio.wait([work], timeout=_CANCELLED_SECONDS)
         raise

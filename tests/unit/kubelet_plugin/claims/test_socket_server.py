@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 
+import grpc
+import grpc.aio
 import pytest
 
 from kubelet_plugin.grpc.sockets import SocketServer
@@ -52,3 +55,49 @@ def test_a_server_that_is_stopped_at_once_when_its_start_is_cancelled(steps: int
         assert not path.exists()
 
     asyncio.run(main())
+
+
+def test_calls_of_a_server_that_lost_its_file_have_ended_when_all_has_stopped(tmp_path: Path) -> None:
+    """A server that is stopped by half crashes the process later, or keeps it from ending."""
+
+    async def main() -> None:
+        path = tmp_path / "socket"
+        server = SocketServer(path)
+        states: list[str] = []
+
+        async def hang(_: bytes, __: object) -> bytes:
+            states.append("begun")
+            try:
+                await asyncio.Event().wait()
+            finally:
+                states.append("ended")
+            return b""
+
+        def register(new: grpc.aio.Server) -> None:
+            handlers = {"Hang": grpc.unary_unary_rpc_method_handler(hang)}
+            new.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Calls", handlers),))
+
+        await server.start(register)
+        async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+            call = channel.unary_unary("/test.Calls/Hang", bytes, bytes)(b"")
+            await asyncio.wait_for(_until(lambda: states == ["begun"]), 30)
+            path.unlink()
+            await server.restart()
+            assert server.present
+            # Calls in flight go on, whatever becomes of the task that put the socket back.
+            assert states == ["begun"]
+            stopping = asyncio.create_task(server.stop(0.1))
+            await asyncio.sleep(0.01)
+            stopping.cancel()
+            await asyncio.wait([stopping])
+            assert states == ["begun", "ended"]
+            with pytest.raises(grpc.aio.AioRpcError):
+                await call
+        assert not path.exists()
+
+    asyncio.run(main())
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
