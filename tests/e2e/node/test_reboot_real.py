@@ -37,11 +37,13 @@ OTHER_DRIVER = "580.65.06"
 claim = partial(e2e_support.claim, NAMESPACE)
 LIBRARIES = "/usr/lib/x86_64-linux-gnu"
 # Of each node its numbers as the kernel has them: "gpu3:195,3".
+# One write, as the log is read when its first bytes are there.
 COMMAND = f"""
-env | grep -E '^DRA_'
+seen=$(env | grep -E '^DRA_'
 echo "NODES=$(ls -l {GPU_NODES} | grep gpu | while read m l u g major minor d1 d2 t name; do
   echo "$name:$major$minor"; done)"
-echo "FILES=$(echo {LIBRARIES}/*.so.[0-9]*)"
+echo "FILES=$(echo {LIBRARIES}/*.so.[0-9]*)")
+echo "$seen"
 sleep 3600
 """
 
