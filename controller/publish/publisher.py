@@ -129,6 +129,7 @@ class Publisher:
         self._claims = KnownClaims(client, assume_cache)
         self._attempts = Attempts()
         self._pace = Pace()
+        self._planning = asyncio.Lock()
         self._uuids = SameUuids()
         self._execution = Execution(client, clock, recorder, gates, self._attempts)
         # Pools in which something waits until devices are free.
@@ -333,14 +334,14 @@ class Publisher:
             raise
         if self._has_to_wait(name):
             return
-        planned = self._plan(name, features)
+        planned = await self._plan(name, features)
         if planned is None:
             await self._look_at_the_rest(name)
             return
         inventory, plan = planned
         if plan.reads_claims:
             known = await self._claims.are_known(plan.pool)
-            planned = self._plan(
+            planned = await self._plan(
                 name,
                 features,
                 claims_seen=known if plan.handover_reads_claims else None,
@@ -400,7 +401,7 @@ class Publisher:
                 self.queue.add_after(other, _OTHERS_SECONDS)
         return False
 
-    def _plan(
+    async def _plan(
         self,
         name: str,
         features: ServerFeatures,
@@ -410,18 +411,21 @@ class Publisher:
     ) -> tuple[DeviceInventory, PublicationPlan] | None:
         """Look at an inventory of ours and return what to do about it.
 
-        Whose the pool is, and what is lent of it, counts at once.
+        Whose the pool is, and what is lent of it, counts at once. Each look has a round of the event loop of
+        its own: several in one round hold up all else.
         """
-        inventory = self._inventories.get_by_name(name)
-        if inventory is None or inventory.spec.driver not in self._config.drivers:
-            return None
-        seen = self._look(inventory, features, claims_seen, loans_claims_seen)
-        plan = plan_publication(seen)
-        if plan.verdict is Verdict.PUBLISHES:
-            self._gates.hand_over(plan.pool, plan.handover, plan.handover_effects)
-            if self._loans is not None:
-                self._loans.put(plan.pool, plan.loans)
-        return inventory, plan
+        async with self._planning:
+            await asyncio.sleep(0)
+            inventory = self._inventories.get_by_name(name)
+            if inventory is None or inventory.spec.driver not in self._config.drivers:
+                return None
+            seen = self._look(inventory, features, claims_seen, loans_claims_seen)
+            plan = plan_publication(seen)
+            if plan.verdict is Verdict.PUBLISHES:
+                self._gates.hand_over(plan.pool, plan.handover, plan.handover_effects)
+                if self._loans is not None:
+                    self._loans.put(plan.pool, plan.loans)
+            return inventory, plan
 
     def _look(
         self,

@@ -485,3 +485,39 @@ def test_an_inventory_of_another_controllers_driver_is_left_alone(registered: bo
         assert (status.publication.devices, status.conditions) == (2, ())
 
     run(scenario, cluster)
+
+
+def test_each_look_has_a_round_of_the_event_loop_of_its_own() -> None:
+    """A look takes milliseconds, and all nodes are looked at when a policy changes."""
+    rounds, looks = 0, list[int]()
+
+    class Gates(PoolGates):
+        def hand_over(self, *arguments: Any, **named: Any) -> None:
+            looks.append(rounds)
+            super().hand_over(*arguments, **named)
+
+    async def count() -> None:
+        nonlocal rounds
+        while True:
+            rounds += 1
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        cluster = FakeClient()
+        names = [f"n{i}" for i in range(30)]
+        for name in names:
+            cluster.put(NODES, builders.node(name, uid=f"uid-{name}"))
+            cluster.put(DEVICE_INVENTORIES, builders.inventory(name, *devices(1), registered=True, epoch=1))
+        async with asyncio.timeout(20), publishing(cluster) as h:
+            gates = Gates(Clock(), inventories=h.inventories, slices=h.slices)
+            h.publisher._gates = gates
+            looks.clear()  # of what it is told first
+            counting = asyncio.create_task(count())
+            async with asyncio.TaskGroup() as looking:
+                for name in names:
+                    looking.create_task(h.publisher.reconcile(f"{name}.{DRIVER}"))
+            counting.cancel()
+        assert len(looks) >= len(names)
+        assert len(set(looks)) == len(looks)
+
+    virtual_time.run(main())
