@@ -451,16 +451,25 @@ async def settle(leads: asyncio.Event, ready: asyncio.Event) -> None:
         leads: when the caches begin to be filled.
         ready: when they are.
     """
+    # A standby fills those of the page.
+    await _freeze_until(leads)
     await leads.wait()
+    if not await _freeze_until(ready):
+        await ready.wait()
+        gc.collect()
+        gc.freeze()
+
+
+async def _freeze_until(event: asyncio.Event) -> bool:
+    """Freeze what is there again and again; return whether the event came in time.
+
+    Garbage of that time stays, so it is bounded: an API server may not answer for hours.
+    """
     with contextlib.suppress(TimeoutError):
-        # Garbage of that time stays, so it is bounded: an API server may not answer for hours.
         async with asyncio.timeout(_FILLING_SECONDS):
-            while not ready.is_set():
+            while not event.is_set():
                 gc.freeze()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(ready.wait(), _FREEZE_SECONDS)
-            gc.freeze()
-            return
-    await ready.wait()
-    gc.collect()
+                    await asyncio.wait_for(event.wait(), _FREEZE_SECONDS)
     gc.freeze()
+    return event.is_set()

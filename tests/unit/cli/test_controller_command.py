@@ -105,15 +105,18 @@ def test_the_collector_looks_at_full_caches_no_more_once_they_are_full() -> None
     async def main() -> None:
         leads, ready, before = asyncio.Event(), asyncio.Event(), gc.get_freeze_count()  # the tests themselves
         settling = asyncio.create_task(settle(leads, ready))
+        page = [[i] for i in range(1_000)]
         await asyncio.sleep(0)
-        assert gc.get_freeze_count() <= before
+        # A standby has caches as well, and lags as much.
+        standby = gc.get_freeze_count()
+        assert standby >= before + len(page)
         leads.set()
         cache = [[i] for i in range(1_000)]
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        for _ in range(5):
+            await asyncio.sleep(0)
         # While they are filled it looks at none of it either.
         filling = gc.get_freeze_count()
-        assert filling >= before + len(cache)
+        assert filling >= standby + len(cache) - 100
         cache += [[i] for i in range(1_000)]
         ready.set()
         await settling
