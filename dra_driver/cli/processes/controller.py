@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import gc
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -41,6 +42,10 @@ log = structlog.get_logger(__name__)
 # While caches are filled, for so long at most, all that there is leaves the collector's sight so often.
 _FILLING_SECONDS: Final = 60.0
 _FREEZE_SECONDS: Final = 0.1
+# From one look at everything to the next: cycles among what had been looked at become garbage, too.
+_WHOLE_SECONDS: Final = 3600.0
+# The oldest generation of the collector.
+_FULL: Final = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -441,29 +446,42 @@ async def _main(config: ControllerConfig, answers_of: AnswersOf) -> None:
 
 
 async def settle(leads: asyncio.Event, ready: asyncio.Event) -> None:
-    """Keep the collector of garbage from what the caches hold, while they are filled and after that.
+    """Keep the collector of garbage from what the caches hold, until cancelled.
 
-    Each full collection would look at all of it, and holds the event loop for as long: 0.08 s at 2,000 nodes
-    that are in use, and more as pods come. What comes later is looked at, and what goes is freed as ever.
-    It is for a process that does nothing else.
+    A full collection looks at all of it, and holds the event loop for as long: 0.2 s at 1,000 nodes, and more
+    as pods come. So it looks once at what is new, and at all of it every hour. It is for a process that does
+    nothing else.
 
     Args:
         leads: when the caches begin to be filled.
         ready: when they are.
     """
-    # A standby fills those of the page.
-    await _freeze_until(leads)
-    await leads.wait()
-    if not await _freeze_until(ready):
+    gc.callbacks.append(_freeze_survivors)
+    try:
+        # A standby fills those of the page.
+        await _freeze_until(leads)
+        await leads.wait()
+        await _freeze_until(ready)
         await ready.wait()
         gc.collect()
+        while True:
+            await asyncio.sleep(_WHOLE_SECONDS)
+            gc.unfreeze()
+            gc.collect()
+    finally:
+        gc.callbacks.remove(_freeze_survivors)
+
+
+def _freeze_survivors(phase: str, info: Mapping[str, int]) -> None:
+    """Keep what a full collection has left from the next one."""
+    if phase == "stop" and info["generation"] == _FULL:
         gc.freeze()
 
 
-async def _freeze_until(event: asyncio.Event) -> bool:
-    """Freeze what is there again and again; return whether the event came in time.
+async def _freeze_until(event: asyncio.Event) -> None:
+    """Freeze what is there again and again, until something has come.
 
-    Garbage of that time stays, so it is bounded: an API server may not answer for hours.
+    Garbage of that time stays for a while, so it is bounded: an API server may not answer for hours.
     """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_FILLING_SECONDS):
@@ -471,5 +489,3 @@ async def _freeze_until(event: asyncio.Event) -> bool:
                 gc.freeze()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(event.wait(), _FREEZE_SECONDS)
-    gc.freeze()
-    return event.is_set()

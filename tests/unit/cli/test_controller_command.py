@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import weakref
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -101,44 +103,74 @@ def test_the_webhooks_have_flags(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--admission-url 'http://x': must be https://" in capsys.readouterr().err
 
 
-def test_the_collector_looks_at_full_caches_no_more_once_they_are_full() -> None:
-    async def main() -> None:
-        leads, ready, before = asyncio.Event(), asyncio.Event(), gc.get_freeze_count()  # the tests themselves
-        settling = asyncio.create_task(settle(leads, ready))
-        page = [[i] for i in range(1_000)]
-        await asyncio.sleep(0)
-        # A standby has caches as well, and lags as much.
-        standby = gc.get_freeze_count()
-        assert standby >= before + len(page)
-        leads.set()
-        cache = [[i] for i in range(1_000)]
-        for _ in range(5):
-            await asyncio.sleep(0)
-        # While they are filled it looks at none of it either.
-        filling = gc.get_freeze_count()
-        assert filling >= standby + len(cache) - 100
-        cache += [[i] for i in range(1_000)]
-        ready.set()
-        await settling
-        assert gc.get_freeze_count() >= filling + 900
+@contextlib.asynccontextmanager
+async def settling(leads: asyncio.Event, ready: asyncio.Event) -> AsyncIterator[None]:
+    task = asyncio.create_task(settle(leads, ready))
+    await asyncio.sleep(0)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        assert not any(function.__module__ == settle.__module__ for function in gc.callbacks)
 
-    asyncio.run(main())
+
+def looked_at(things: list[list[int]]) -> int:
+    """How many of these a full collection would look at."""
+    seen = {id(found) for found in gc.get_objects()}
+    return sum(id(thing) in seen for thing in things)
+
+
+def test_the_collector_looks_at_full_caches_no_more() -> None:
+    async def main() -> None:
+        leads, ready = asyncio.Event(), asyncio.Event()
+        page = [[i] for i in range(1_000)]
+        async with settling(leads, ready):
+            # A standby has caches as well, and lags as much.
+            assert looked_at(page) == 0
+            leads.set()
+            cache = [[i] for i in range(1_000)]
+            await asyncio.sleep(0.3)
+            # While they are filled it looks at none of it either.
+            assert looked_at(cache) == 0
+            cache += [[i] for i in range(1_000)]
+            ready.set()
+            await asyncio.sleep(0.1)
+            assert looked_at(cache) == 0
+            # What comes later it looks at once.
+            later = [[i] for i in range(1_000)]
+            assert looked_at(later) == len(later)
+            gc.collect()
+            assert looked_at(later) == 0
+            # Cycles of that become garbage, too.
+            gone = weakref.finalize(self_referring := Cycle(), lambda: None)
+            del self_referring
+            gc.freeze()
+            await asyncio.sleep(3601)
+            assert not gone.alive
+            assert looked_at(later) == 0
+
+    virtual_time.run(main())
+
+
+class Cycle:
+    def __init__(self) -> None:
+        self.me = self
 
 
 def test_what_fills_caches_for_long_is_collected() -> None:
     async def main() -> None:
         leads, ready = asyncio.Event(), asyncio.Event()
         leads.set()
-        settling = asyncio.create_task(settle(leads, ready))
-        await asyncio.sleep(120)
-        # An API server that answers after two minutes: until then the collector works as ever.
-        before = gc.get_freeze_count()
-        filled = [[i] for i in range(1_000)]
-        await asyncio.sleep(10)
-        assert gc.get_freeze_count() <= before
-        ready.set()
-        await settling
-        assert gc.get_freeze_count() >= before + 900
-        del filled
+        async with settling(leads, ready):
+            await asyncio.sleep(120)
+            # An API server that answers after two minutes: until then the collector works as ever.
+            filled = [[i] for i in range(1_000)]
+            await asyncio.sleep(10)
+            assert looked_at(filled) == len(filled)
+            ready.set()
+            await asyncio.sleep(1)
+            assert looked_at(filled) == 0
 
     virtual_time.run(main())
