@@ -14,7 +14,7 @@ from chart_cases import EVERYTHING
 from chart_support import CHART, Chart, Values
 
 from dra_driver.sim.apiserver import ApiServer
-from dra_driver.sim.apiserver.http.discovery import VERSION
+from dra_driver.sim.apiserver.objects.releases import Served
 
 
 class Release:
@@ -133,16 +133,13 @@ def test_notes_tell_what_to_do_next(release: Release) -> None:
         assert "%!" not in text
 
 
-def test_notes_promise_the_controller_only_where_it_allocates(
-    release: Release, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_notes_promise_the_controller_only_where_it_allocates(release: Release) -> None:
     def first(values: Values) -> str:
         notes = release.apply("install", values, "--dry-run").partition("\nNOTES:\n")[2]
         return notes.partition("1. Wait for it")[0]
 
     assert first({}).strip().endswith("claims are allocated by its controller.")
     assert first({"allocator": "scheduler"}).strip().endswith("claims are allocated by kube-scheduler.")
-    monkeypatch.setitem(VERSION, "minor", "35")
-    monkeypatch.setitem(VERSION, "gitVersion", "v1.35.6")
+    release.server.registry.served = Served("1.35")
     assert "by its controller where the feature gate\nDRADeviceTaints is on" in first({})
     assert first({"allocator": "scheduler"}).strip().endswith("claims are allocated by kube-scheduler.")

@@ -32,7 +32,7 @@ from dra_driver.kube.features import probe_features
 from dra_driver.ownership import PoolAllocator, owner_of
 from dra_driver.resourceslice import PublishOptions, altered, build_slices, plan_slices
 from dra_driver.sim.apiserver import ApiServer
-from dra_driver.sim.apiserver.writing.registry import COUNTERS_TOGETHER
+from dra_driver.sim.apiserver.objects.releases import COUNTERS_TOGETHER
 
 GATE = "DRAPartitionableDevices"
 NODE, DRIVER = "n1", DriverName(DEFAULT_DRIVER_NAME)

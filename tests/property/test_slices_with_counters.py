@@ -23,6 +23,7 @@ from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import RESOURCE_SLICES, DeviceCapacity
 from dra_driver.ownership import PoolAllocator, owner_of
 from dra_driver.resourceslice import PublishOptions, ServerFeatures, Usage, build_slices, plan_slices
+from dra_driver.sim.apiserver.objects.releases import COUNTERS_TOGETHER, served
 from dra_driver.sim.apiserver.objects.status import Causes
 from dra_driver.sim.apiserver.validation.meta import Surroundings
 from dra_driver.sim.apiserver.validation.slices import check_slice
@@ -67,7 +68,7 @@ def pools(draw: st.DrawFn) -> DeviceInventory:
 
 def refusals(raw: dict[str, Any]) -> list[str]:
     causes = Causes()
-    check_slice(raw, None, causes, Surroundings({}, [], together=True))
+    check_slice(raw, None, causes, Surroundings({}, [], served("1.36", [COUNTERS_TOGETHER])))
     return [str(cause) for cause in causes]
 
 

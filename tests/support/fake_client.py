@@ -28,7 +28,8 @@ from dra_driver.sim.apiserver.http.listing import list_page
 from dra_driver.sim.apiserver.http.requests import Accept, Route
 from dra_driver.sim.apiserver.http.watching import Watch
 from dra_driver.sim.apiserver.objects import decoding
-from dra_driver.sim.apiserver.objects.kinds import BUILT_IN, Kind
+from dra_driver.sim.apiserver.objects.kinds import Kind, Kinds
+from dra_driver.sim.apiserver.objects.releases import Served
 from dra_driver.sim.apiserver.objects.status import StatusError
 from dra_driver.sim.apiserver.storage.store import Collection, Key, Store
 from dra_driver.sim.apiserver.writing import pods, strategy
@@ -114,7 +115,7 @@ class FakeClient:
         self.quiet: set[str] = set()
         self.now = START
         self.time: Callable[[], float] | None = None
-        self.registry = Registry(Store(), self.clock)
+        self.registry = Registry(Store(), self.clock, Served())
         self._down = False
         self._waiting: list[asyncio.Future[None]] = []
         for kind in _own_kinds():
@@ -211,7 +212,8 @@ class FakeClient:
 
     def serve(self, resource: Resource[Any]) -> None:
         """Serve a kind in one more version, in which it has the fields of those that are served or were."""
-        fields = next(k for k in BUILT_IN if (k.group, k.plural) == (resource.group, resource.plural))
+        known = Kinds(self.registry.served)
+        fields = next(k for k in known if (k.group, k.plural) == (resource.group, resource.plural))
         self.registry.kinds.add(dataclasses.replace(fields, version=resource.version))
 
     def withdraw(self, resource: Resource[Any]) -> None:
@@ -457,7 +459,7 @@ def _copied_value(value: Any) -> Any:
 @functools.cache
 def _own_kinds() -> tuple[Kind, ...]:
     """Return the kinds of our CustomResourceDefinitions."""
-    registry = Registry(Store(), lambda: START)
+    registry = Registry(Store(), lambda: START, Served())
     before = set(map(id, registry.kinds))
     definitions = registry.kinds.get("apiextensions.k8s.io", "v1", "customresourcedefinitions")
     assert definitions is not None

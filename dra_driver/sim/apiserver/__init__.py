@@ -6,6 +6,7 @@ controllers: garbage collection, claims from templates, scheduling and pods' liv
 """
 
 from dra_driver.sim.apiserver.http.server import ApiServer
+from dra_driver.sim.apiserver.objects.releases import DEFAULT, RELEASES
 from dra_driver.sim.apiserver.storage.store import Store
 
-__all__ = ["ApiServer", "Store"]
+__all__ = ["DEFAULT", "RELEASES", "ApiServer", "Store"]

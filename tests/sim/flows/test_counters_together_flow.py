@@ -10,7 +10,7 @@ import pytest
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES
 from dra_driver.api.resource import RESOURCE_SLICES, ResourceSlice
-from dra_driver.sim.apiserver.writing.registry import COUNTERS_TOGETHER
+from dra_driver.sim.apiserver.objects.releases import COUNTERS_TOGETHER
 from dra_driver.sim.cluster import EmbeddedCluster
 
 pytestmark = pytest.mark.sim

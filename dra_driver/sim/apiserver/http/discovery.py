@@ -9,26 +9,31 @@ from dra_driver.sim.apiserver.objects.kinds import Kind, Kinds
 from dra_driver.sim.apiserver.objects.status import Raw
 
 __all__ = [
-    "VERSION",
     "aggregated",
     "group_list",
     "groups",
     "openapi_document",
     "openapi_index",
     "resource_list",
+    "version",
 ]
 
-VERSION: Raw = {
-    "major": "1",
-    "minor": "36",
-    "gitVersion": "v1.36.0+dra-driver-sim",
-    "gitCommit": "",
-    "gitTreeState": "clean",
-    "buildDate": "1970-01-01T00:00:00Z",
-    "goVersion": "none",
-    "compiler": "none",
-    "platform": "linux/amd64",
-}
+
+def version(release: str) -> Raw:
+    """Return the answer of ``/version``."""
+    major, _, minor = release.partition(".")
+    return {
+        "major": major,
+        "minor": minor,
+        "gitVersion": f"v{release}.0+dra-driver-sim",
+        "gitCommit": "",
+        "gitTreeState": "clean",
+        "buildDate": "1970-01-01T00:00:00Z",
+        "goVersion": "none",
+        "compiler": "none",
+        "platform": "linux/amd64",
+    }
+
 
 # Kinds that are served without being stored.
 _REVIEWS = {
@@ -205,7 +210,7 @@ def openapi_index(kinds: Kinds) -> Raw:
     return {"paths": paths}
 
 
-def openapi_document(kinds: Kinds, group: str, version: str) -> Raw:
+def openapi_document(kinds: Kinds, release: str, group: str, version: str) -> Raw:
     """Return the schemas, and the paths by which kubectl learns whether ``fieldValidation`` is supported."""
     paths: Raw = {}
     schemas: Raw = {}
@@ -235,7 +240,7 @@ def openapi_document(kinds: Kinds, group: str, version: str) -> Raw:
         schemas[name] = {**_kind_schema(kind, schemas), "x-kubernetes-group-version-kind": [gvk]}
     return {
         "openapi": "3.0.0",
-        "info": {"title": "Kubernetes", "version": f"v{VERSION['major']}.{VERSION['minor']}"},
+        "info": {"title": "Kubernetes", "version": f"v{release}"},
         "paths": paths,
         "components": {"schemas": schemas},
     }

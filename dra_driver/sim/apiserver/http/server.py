@@ -7,7 +7,7 @@ import contextlib
 import os
 import ssl
 import time
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from aiohttp import web
 from dra_driver.errors import ConfigurationError, DraError
 from dra_driver.sim.apiserver.http.handlers import Handlers
 from dra_driver.sim.apiserver.http.injection import Injector
+from dra_driver.sim.apiserver.objects.releases import DEFAULT, served
 from dra_driver.sim.apiserver.objects.status import Raw, StatusError
 from dra_driver.sim.apiserver.storage.journal import Journal
 from dra_driver.sim.apiserver.storage.store import HISTORY, Key, Store
@@ -50,11 +51,11 @@ class ApiServer:
         data: file that keeps the objects over restarts; if None, they are kept in memory.
         audit: called with every request when its head has arrived, before it is handled.
         answered: called with every request and the status of its answer, in the step that does a write.
-
-        gates: feature gates that are on, see ``Registry``.
+        kubernetes: release of Kubernetes that it serves the API of, see ``releases``.
+        gates: its feature gates that are on, of those that are off by default.
 
     Raises:
-        ConfigurationError: the file cannot be used.
+        ConfigurationError: the file cannot be used, or there is no such release or gate.
     """
 
     def __init__(
@@ -69,12 +70,14 @@ class ApiServer:
         data: Path | None = None,
         audit: Callable[[web.BaseRequest], None] = lambda _: None,
         answered: Callable[[web.BaseRequest, int], None] = lambda _request, _status: None,
-        gates: Container[str] = (),
+        kubernetes: str = DEFAULT,
+        gates: Iterable[str] = (),
     ) -> None:
+        offered = served(kubernetes, gates)
         self._journal = Journal(data) if data is not None else None
         self.store = Store(history, self._journal)
         self._jumped = 0.0
-        self.registry = Registry(self.store, lambda: clock() + self._jumped + self._jumping(), gates)
+        self.registry = Registry(self.store, lambda: clock() + self._jumped + self._jumping(), offered)
         self.url = ""
         self._address = ("", 0)
         self._token = token

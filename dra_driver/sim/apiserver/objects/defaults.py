@@ -69,6 +69,8 @@ CONSTANTS: Mapping[str, Mapping[str, Any]] = {
         "completionMode": "NonIndexed",
         "suspend": False,
     },
+    "schedulingv1beta1.PodGroupSpec": {"disruptionMode": {"single": {}}},
+    "schedulingv1alpha3.CompositePodGroupSpec": {"disruptionMode": {"single": {}}},
     "rbac.RoleRef": {"apiGroup": "rbac.authorization.k8s.io"},
     "admissionregistration.MatchResources": _MATCH,
     "admissionregistration.NamedRuleWithOperations": {"scope": "*"},

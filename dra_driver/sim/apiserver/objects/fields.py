@@ -1,6 +1,7 @@
 """Types of the API as data: which fields a kind has, how they decode, how lists merge.
 
-``data/fields.txt`` is the table for built-in kinds; CustomResourceDefinitions bring their own (``crds``).
+``data/fields.txt`` is the table for built-in kinds, to which the file of a later release adds its fields;
+CustomResourceDefinitions bring their own (``crds``).
 Decoding does what the real server's does: unknown fields are dropped and reported, wrong types are errors,
 quantities become canonical, fields come in the order of the table.
 """
@@ -19,6 +20,7 @@ from typing import Any
 from dra_driver.api.quantity import Quantity
 from dra_driver.errors import InvalidQuantity
 from dra_driver.sim.apiserver.objects.defaults import CONSTANTS, RULES
+from dra_driver.sim.apiserver.objects.releases import DEFAULT, RELEASES
 from dra_driver.sim.apiserver.objects.status import Raw
 
 __all__ = [
@@ -109,10 +111,22 @@ class Field:
         patch: strategies of strategic merge patch, for example ``merge``.
         merge_key: key of the items of a list of objects.
         atomic: whether server-side apply treats the value as a whole.
+        gate: feature gate without which it is dropped; empty if it needs none.
         number: number in protobuf; several if it is in embedded messages; (0,) if it has none.
     """
 
-    __slots__ = ("always", "atomic", "embedded", "merge_key", "name", "number", "patch", "pointer", "type")
+    __slots__ = (
+        "always",
+        "atomic",
+        "embedded",
+        "gate",
+        "merge_key",
+        "name",
+        "number",
+        "patch",
+        "pointer",
+        "type",
+    )
 
     def __init__(self, name: str, type_: Type, words: tuple[str, ...] = ()) -> None:
         self.name = name
@@ -121,11 +135,14 @@ class Field:
         self.always = "always" in words
         self.atomic = "atomic" in words
         self.patch: tuple[str, ...] = ()
+        self.gate = ""
         self.merge_key = ""
         self.number: tuple[int, ...] = (0,)
         for word in words:
             if word.startswith("#"):
                 self.number = tuple(map(int, word[1:].split(".")))
+            if word.startswith("gate="):
+                self.gate = word[5:]
             if word.startswith("patch="):
                 strategies, _, self.merge_key = word[6:].partition(":")
                 self.patch = tuple(strategies.split(","))
@@ -398,69 +415,54 @@ SCALARS: Mapping[str, Type] = {
     "any": ANY,
 }
 
-# Fields of feature gates that are off in the recorded server: decoded, so that they are known, then dropped.
-DROPPED: Mapping[str, tuple[str, ...]] = {
-    "resource.Device": ("nodeAllocatableResourceMappings",),
-}
-
-
-class _Dropping(Struct):
-    """A struct with fields that are dropped because their feature gate is off."""
-
-    __slots__ = ()
-
-    def decode(self, value: Any, path: str, context: Context) -> Any:
-        """See ``Type``."""
-        out = super().decode(value, path, context)
-        for name in DROPPED[self.name]:
-            out.pop(name, None)
-        return out
-
-
 _ATOMIC = "(atomic)"
 
 
-@lru_cache(maxsize=1)
-def _table() -> Mapping[str, tuple[str, ...]]:
+@lru_cache(maxsize=len(RELEASES))
+def _table(release: str) -> Mapping[str, Mapping[str, str]]:
+    """Return type → field → its line; where a field has several, the last one counts."""
     folder = resources.files("dra_driver.sim.apiserver").joinpath("data")
-    text = "\n".join(folder.joinpath(name).read_text() for name in ("fields.txt", "extra.txt"))
-    table: dict[str, list[str]] = {}
-    current: list[str] = []
+    later = [f"fields-{r}.txt" for r in RELEASES if DEFAULT < r <= release]
+    text = "\n".join(folder.joinpath(name).read_text() for name in ("fields.txt", "extra.txt", *later))
+    table: dict[str, dict[str, str]] = {}
+    current: dict[str, str] = {}
     for line in text.splitlines():
         if not line or line.startswith("#"):
             continue
-        if line.startswith(" "):
-            current.append(line.strip())
+        if line.startswith(" -"):
+            del current[line[2:]]
+        elif line.startswith(" "):
+            current[line[1:].partition(" ")[0]] = line.strip()
         else:
             name, _, flag = line.partition(" ")
-            current = table.setdefault(name, [])
+            current = table.setdefault(name, {})
             if flag:
-                current.append(_ATOMIC)
-    return {k: tuple(v) for k, v in table.items()}
+                current[_ATOMIC] = flag
+    return table
 
 
-@lru_cache(maxsize=1024)
-def struct_type(name: str) -> Struct:
-    """Return the struct of a name in the table, for example ``resource.ResourceSlice``."""
-    lines = [line for line in _table()[name] if line != _ATOMIC]
-    atomic = _ATOMIC in _table()[name]
+@lru_cache(maxsize=4096)
+def struct_type(name: str, release: str = DEFAULT) -> Struct:
+    """Return the struct of a name in the table of a release, for example ``resource.ResourceSlice``."""
+    lines = _table(release)[name]
 
     def load() -> Mapping[str, Field]:
         fields = {}
-        for line in lines:
-            json_name, spelled, *words = line.split(" ")
-            fields[json_name] = Field(json_name, _parse(spelled, tuple(words)), tuple(words))
+        for json_name, line in lines.items():
+            if json_name != _ATOMIC:
+                _, spelled, *words = line.split(" ")
+                fields[json_name] = Field(json_name, _parse(spelled, release, tuple(words)), tuple(words))
         return fields
 
-    return (_Dropping if name in DROPPED else Struct)(name, load, atomic=atomic)
+    return Struct(name, load, atomic=_ATOMIC in lines)
 
 
-def _parse(spelled: str, words: tuple[str, ...] = ()) -> Type:
+def _parse(spelled: str, release: str, words: tuple[str, ...] = ()) -> Type:
     if spelled.startswith("["):
         keys = next((tuple(w[5:].split(",")) for w in words if w.startswith("keys=")), ())
-        return ListType(_parse(spelled[1:-1]), keys, is_set="set" in words)
+        return ListType(_parse(spelled[1:-1], release), keys, is_set="set" in words)
     if spelled.startswith("map("):
-        return MapType(_parse(spelled[4:-1]))
+        return MapType(_parse(spelled[4:-1], release))
     if spelled in SCALARS:
         return SCALARS[spelled]
-    return struct_type(spelled)
+    return struct_type(spelled, release)

@@ -7,13 +7,16 @@ which fields can be selected by.
 from __future__ import annotations
 
 import base64
+import dataclasses
+import functools
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dra_driver.sim.apiserver.objects.fields import Type, struct_type
+from dra_driver.sim.apiserver.objects.fields import Struct, Type, struct_type
+from dra_driver.sim.apiserver.objects.releases import COMPOSITE_GATE, DEFAULT, WORKLOADS_GATE, Served
 
-__all__ = ["BUILT_IN", "Column", "Kind", "Kinds"]
+__all__ = ["Column", "Kind", "Kinds"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class Kind:
         subresources: further ones: (name, kind, group/version, verbs).
         deprecation: sent as a warning with every answer.
         storage: the version in which objects are kept, where a kind is served in several.
+        gate: feature gate without which it is not served; empty if it needs none.
         custom: defined by a CustomResourceDefinition.
         columns: of the Table form, for custom kinds.
     """
@@ -92,6 +96,7 @@ class Kind:
     subresources: tuple[tuple[str, str, str, tuple[str, ...]], ...] = ()
     deprecation: str = ""
     storage: str = ""
+    gate: str = ""
     custom: bool = False
     columns: tuple[Column, ...] = ()
 
@@ -128,7 +133,16 @@ class Kind:
         return base64.b64encode(hashlib.sha256(text.encode()).digest()[:8]).decode()
 
 
-def _row(api: str, plural: str, kind: str, type_: str, *flags: str, short: str = "", **more: object) -> Kind:
+def _row(
+    api: str,
+    plural: str,
+    kind: str,
+    type_: str,
+    *flags: str,
+    short: str = "",
+    release: str = DEFAULT,
+    **more: object,
+) -> Kind:
     group, _, version = api.rpartition("/")
     given: dict[str, object] = dict.fromkeys((f for f in flags if f != "cluster"), True)
     if "cluster" in flags:
@@ -138,7 +152,7 @@ def _row(api: str, plural: str, kind: str, type_: str, *flags: str, short: str =
         version=version,
         plural=plural,
         kind=kind,
-        type=struct_type(type_),
+        type=struct_type(type_, release),
         short_names=tuple(short.split()),
         **given,  # type: ignore[arg-type]
         **more,  # type: ignore[arg-type]
@@ -217,7 +231,7 @@ def _dra_kinds(version: str, types: str, since: str, until: str) -> Iterator[Kin
         )
 
 
-BUILT_IN: tuple[Kind, ...] = (
+_BUILT_IN: tuple[Kind, ...] = (
     _row("v1", "configmaps", "ConfigMap", "core.ConfigMap", short="cm"),
     _row("v1", "events", "Event", "core.Event", "put_creates", short="ev", selectable=_EVENT_FIELDS),
     _row(
@@ -375,11 +389,63 @@ BUILT_IN: tuple[Kind, ...] = (
 )  # fmt: skip
 
 
+# Kinds of 1.36 that 1.37 has no longer.
+_GONE_IN_1_37 = {("scheduling.k8s.io", "v1alpha2", "podgroups")}
+
+
+def _new_in_1_37() -> Iterator[Kind]:
+    """Yield the kinds that 1.37 serves in a version that 1.36 does not have."""
+    row = functools.partial(_row, release="1.37")
+    flags = ("generation", "answers_object")
+    yield row(
+        "resource.k8s.io/v1",
+        "devicetaintrules",
+        "DeviceTaintRule",
+        "resourcev1beta2.DeviceTaintRule",
+        "cluster",
+        "status",
+        *flags,
+        storage="v1beta2",
+    )
+    groups = "schedulingv1beta1.PodGroup"
+    stored = {"storage": "v1beta1", "gate": WORKLOADS_GATE}
+    for version in ("v1beta1", "v1alpha3"):
+        api = f"scheduling.k8s.io/{version}"
+        yield row(api, "podgroups", "PodGroup", groups, "status", *flags, **stored)
+        yield row(api, "workloads", "Workload", "schedulingv1beta1.Workload", *flags, **stored)
+    yield row(
+        "scheduling.k8s.io/v1alpha3",
+        "compositepodgroups",
+        "CompositePodGroup",
+        "schedulingv1alpha3.CompositePodGroup",
+        "status",
+        *flags,
+        gate=COMPOSITE_GATE,
+    )
+
+
+@functools.cache
+def _built_in(release: str) -> tuple[Kind, ...]:
+    """Return the kinds of a release, each with the fields that it has there."""
+    if release == DEFAULT:
+        return _BUILT_IN
+    found = []
+    for kind in _BUILT_IN:
+        if (kind.group, kind.version, kind.plural) not in _GONE_IN_1_37:
+            assert isinstance(kind.type, Struct)
+            found.append(dataclasses.replace(kind, type=struct_type(kind.type.name, release)))
+    return (*found, *_new_in_1_37())
+
+
 class Kinds:
     """The kinds that are served now: the built-in ones and those of CustomResourceDefinitions."""
 
-    def __init__(self) -> None:
-        self._kinds: dict[tuple[str, str, str], Kind] = {(k.group, k.version, k.plural): k for k in BUILT_IN}
+    def __init__(self, served: Served) -> None:
+        self._kinds: dict[tuple[str, str, str], Kind] = {
+            (k.group, k.version, k.plural): k
+            for k in _built_in(served.release)
+            if not k.gate or k.gate in served.gates
+        }
 
     def get(self, group: str, version: str, plural: str) -> Kind | None:
         """Return the kind of a URL; None if it is not served."""

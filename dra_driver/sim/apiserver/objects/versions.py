@@ -24,6 +24,7 @@ _EXACTLY = (
     "adminAccess",
     "tolerations",
     "capacity",
+    "derivedAttributes",
 )
 
 Part = Callable[[Raw], Raw]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dra_driver.sim.apiserver.objects import crds
 from dra_driver.sim.apiserver.objects.kinds import Kind
 from dra_driver.sim.apiserver.objects.status import Causes, Raw
-from dra_driver.sim.apiserver.validation import claims, meta, slices, workloads
+from dra_driver.sim.apiserver.validation import claims, meta, scheduling, slices, workloads
 from dra_driver.sim.apiserver.validation.meta import Surroundings
 
 __all__ = ["Surroundings", "create", "identity", "update"]
@@ -28,7 +28,9 @@ _SPEC: Mapping[tuple[str, str], Check] = {
     ("", "Secret"): workloads.check_secret,
     ("", "Pod"): workloads.check_pod,
     ("coordination.k8s.io", "Lease"): workloads.check_lease,
-    ("scheduling.k8s.io", "PodGroup"): workloads.check_pod_group,
+    ("scheduling.k8s.io", "PodGroup"): scheduling.check_pod_group,
+    ("scheduling.k8s.io", "CompositePodGroup"): scheduling.check_composite,
+    ("scheduling.k8s.io", "Workload"): scheduling.check_workload_object,
     ("apps", "DaemonSet"): workloads.check_workload,
     ("apps", "Deployment"): workloads.check_workload,
     ("apps", "ReplicaSet"): workloads.check_workload,

@@ -1,4 +1,4 @@
-"""Checks of ResourceClaims, templates and DeviceClasses. Source: KEP-4381, KEP-4816, KEP-4817, KEP-5018."""
+"""Checks of ResourceClaims, templates and DeviceClasses. Source: KEP-4381, 4816, 4817, 5018, 6080."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import msgspec
 from dra_driver.sim.apiserver.objects import formats
 from dra_driver.sim.apiserver.objects.status import Causes, Raw
 from dra_driver.sim.apiserver.validation import devices
+from dra_driver.sim.apiserver.validation.expressions import ClaimExpressions, check_selectors
 from dra_driver.sim.apiserver.validation.meta import (
     Surroundings,
     check_conditions,
     check_formats,
     check_node_selector,
 )
-from dra_driver.sim.apiserver.validation.selectors import check_selectors
 
 __all__ = ["check_claim", "check_claim_status", "check_class", "check_template"]
 
@@ -56,7 +56,7 @@ def check_claim(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surroun
         if not _same(raw.get("spec"), old.get("spec")):
             causes.invalid("spec", raw.get("spec"), "field is immutable")
         return
-    _check_spec(raw["spec"], "spec", causes, lists=surroundings.lists)
+    _check_spec(raw["spec"], "spec", causes, surroundings)
     _check_admin(raw["spec"], "spec", causes, surroundings)
 
 
@@ -74,7 +74,7 @@ def check_template(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surr
         check_formats(formats.label_value_errors, value, "spec.metadata.labels", causes)
     for key in metadata.get("annotations") or {}:
         check_formats(formats.qualified_name_errors, key.lower(), "spec.metadata.annotations", causes)
-    _check_spec(spec["spec"], "spec.spec", causes, lists=surroundings.lists)
+    _check_spec(spec["spec"], "spec.spec", causes, surroundings)
     if old is None:
         _check_admin(spec["spec"], "spec.spec", causes, surroundings)
 
@@ -90,14 +90,16 @@ def _check_admin(spec: Raw, path: str, causes: Causes, surroundings: Surrounding
 _ADMIN_RULE = f"admin access to devices requires the `{_ADMIN_LABEL}: true` label on the containing namespace"
 
 
-def _check_spec(spec: Raw, path: str, causes: Causes, *, lists: bool) -> None:
+def _check_spec(spec: Raw, path: str, causes: Causes, surroundings: Surroundings) -> None:
     claim = spec["devices"]
     names = _request_names(claim)
+    expressions = ClaimExpressions(claim, surroundings.environment)
     path += ".devices"
     requests: list[Raw] = claim.get("requests") or []
     devices.check_each(
-        requests, 32, f"{path}.requests", causes, lambda r, p: _check_request(r, p, causes, lists=lists)
+        requests, 32, f"{path}.requests", causes, lambda r, p: _check_request(r, p, causes, expressions)
     )
+    expressions.check_cost(path, causes)
     if len(requests) <= 32:
         devices.check_unique((r["name"] for r in requests), f"{path}.requests", causes)
     devices.check_each(
@@ -144,7 +146,7 @@ def _check_references(holder: Raw, names: Names, path: str, causes: Causes) -> N
     devices.check_unique(references, path, causes)
 
 
-def _check_request(request: Raw, path: str, causes: Causes, *, lists: bool) -> None:
+def _check_request(request: Raw, path: str, causes: Causes, expressions: ClaimExpressions) -> None:
     devices.check_label(request["name"], f"{path}.name", causes)
     alternatives: list[Raw] = request.get("firstAvailable") or []
     exactly: Raw | None = request.get("exactly")
@@ -154,31 +156,37 @@ def _check_request(request: Raw, path: str, causes: Causes, *, lists: bool) -> N
     elif exactly is not None and alternatives:
         causes.invalid(path, None, f"{rule}, but multiple fields are set")
     elif exactly is not None:
-        _check_details(exactly, f"{path}.exactly", causes, lists=lists)
+        _check_details(exactly, request["name"], f"{path}.exactly", causes, expressions)
     else:
         devices.check_each(
             alternatives,
             8,
             f"{path}.firstAvailable",
             causes,
-            lambda s, p: _check_subrequest(s, p, causes, lists=lists),
+            lambda s, p: _check_subrequest(s, request["name"], p, causes, expressions),
         )
         if len(alternatives) <= 8:
             devices.check_unique((s["name"] for s in alternatives), f"{path}.firstAvailable", causes)
 
 
-def _check_subrequest(request: Raw, path: str, causes: Causes, *, lists: bool) -> None:
+def _check_subrequest(
+    request: Raw, parent: str, path: str, causes: Causes, expressions: ClaimExpressions
+) -> None:
     devices.check_label(request["name"], f"{path}.name", causes)
-    _check_details(request, path, causes, lists=lists)
+    _check_details(request, f"{parent}/{request['name']}", path, causes, expressions)
 
 
-def _check_details(request: Raw, path: str, causes: Causes, *, lists: bool) -> None:
+def _check_details(
+    request: Raw, reference: str, path: str, causes: Causes, expressions: ClaimExpressions
+) -> None:
     name = request.get("deviceClassName", "")
     if name:
         check_formats(formats.dns_subdomain_errors, name, f"{path}.deviceClassName", causes)
     else:
         causes.required(f"{path}.deviceClassName")
-    check_selectors(request.get("selectors") or [], f"{path}.selectors", causes, lists=lists)
+    check_selectors(request.get("selectors") or [], f"{path}.selectors", causes, expressions.environment)
+    derived: list[Raw] = request.get("derivedAttributes") or []
+    expressions.check_derived(derived, reference, f"{path}.derivedAttributes", causes)
     mode, count = request.get("allocationMode", ""), request.get("count", 0)
     if mode == "All":
         if count:
@@ -197,13 +205,7 @@ def _check_constraint(constraint: Raw, names: Names, path: str, causes: Causes) 
     for name in ("matchAttribute", "distinctAttribute"):
         if name in constraint:
             value = constraint[name]
-            devices.check_qualified(value, f"{path}.{name}", causes)
-            if "/" not in value:
-                causes.invalid(
-                    f"{path}.{name}",
-                    value,
-                    "a fully qualified name must be a domain and a name separated by a slash",
-                )
+            devices.check_fully_qualified(value, f"{path}.{name}", causes)
             return
     causes.required(path, 'exactly one of "matchAttribute" or "distinctAttribute" is required')
 
@@ -316,6 +318,7 @@ def _check_allocation(
         devices.check_bindings(result, here, causes)
         if "shareID" in result:
             devices.check_uuid(result["shareID"], f"{here}.shareID", causes)
+        devices.check_skipped(result, here, causes)
         if result.get("adminAccess") and not admin:
             causes.forbidden(f"{here}.adminAccess", _ADMIN_RULE)
 
@@ -344,7 +347,7 @@ def check_class(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surroun
         spec.get("selectors") or [],
         "spec.selectors",
         causes,
-        lists=surroundings.lists,
+        surroundings.environment,
         stored=old is not None and spec.get("selectors") == before.get("selectors"),
     )
     devices.check_each(

@@ -15,11 +15,13 @@ __all__ = [
     "check_bindings",
     "check_driver",
     "check_each",
+    "check_fully_qualified",
     "check_label",
     "check_opaque",
     "check_pool_name",
     "check_qualified",
     "check_raw",
+    "check_skipped",
     "check_taint",
     "check_toleration",
     "check_unique",
@@ -100,6 +102,29 @@ def check_qualified(value: str, path: str, causes: Causes) -> None:
         if len(parts[-1]) > 32:
             causes.too_long(path, 32)
         check_formats(formats.c_identifier_errors, parts[-1], path, causes)
+
+
+def check_fully_qualified(value: str, path: str, causes: Causes) -> None:
+    """Check the name of an attribute that has to have a domain."""
+    check_qualified(value, path, causes)
+    if "/" not in value:
+        text = "a fully qualified name must be a domain and a name separated by a slash"
+        causes.invalid(path, value, text)
+
+
+_PREPARE, _UNPREPARE, _ALL = _SKIPPED = ("NodePrepareResources", "NodeUnprepareResources", "*")
+
+
+def check_skipped(holder: Raw, path: str, causes: Causes) -> None:
+    """Check ``skipNodeOperations`` (KEP-5945): what is not prepared cannot be unprepared."""
+    path += ".skipNodeOperations"
+    skipped: list[str] = holder.get("skipNodeOperations") or []
+    for i, operation in enumerate(skipped):
+        if operation not in _SKIPPED:
+            causes.not_supported(f"{path}[{i}]", operation, _SKIPPED)
+    check_unique(skipped, path, causes)
+    if _PREPARE in skipped and _UNPREPARE not in skipped and _ALL not in skipped:
+        causes.invalid(path, skipped, f"{_PREPARE} cannot be skipped unless {_UNPREPARE} is skipped too")
 
 
 def check_taint(taint: Raw, old: Raw | None, path: str, causes: Causes) -> None:

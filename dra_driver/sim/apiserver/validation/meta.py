@@ -6,8 +6,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from dra_driver.api.names import LISTS_GATE
+from dra_driver.cel import NEW, NEW_WITH_LISTS, Environment
 from dra_driver.sim.apiserver.objects import formats
 from dra_driver.sim.apiserver.objects.kinds import Kind
+from dra_driver.sim.apiserver.objects.releases import Served
 from dra_driver.sim.apiserver.objects.status import Causes, Raw
 
 __all__ = [
@@ -33,14 +36,17 @@ class Surroundings(NamedTuple):
     Attributes:
         namespace_labels: labels of the object's namespace.
         warnings: texts for the ``Warning`` header; checks add to it.
-        lists: whether selectors may treat attributes as lists: the gate DRAListTypeAttributes.
-        together: whether counters have to be in the slice of the devices that consume them.
+        served: the release, and its feature gates that are on.
     """
 
     namespace_labels: Mapping[str, str]
     warnings: list[str]
-    lists: bool = False
-    together: bool = False
+    served: Served
+
+    @property
+    def environment(self) -> Environment:
+        """What CEL expressions of new objects may use."""
+        return NEW_WITH_LISTS if LISTS_GATE in self.served.gates else NEW
 
 
 def check_formats(errors: Callable[[str], list[str]], value: str, path: str, causes: Causes) -> None:

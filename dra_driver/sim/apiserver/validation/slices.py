@@ -1,4 +1,4 @@
-"""Checks of ResourceSlices and DeviceTaintRules. Source: KEP-4381, KEP-4815, KEP-5055, KEP-5075."""
+"""Checks of ResourceSlices and DeviceTaintRules. Source: KEP-4381, KEP-4815, KEP-5055, KEP-5075, KEP-5963."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 from dra_driver.api.quantity import Quantity
 from dra_driver.sim.apiserver.objects import formats
+from dra_driver.sim.apiserver.objects.releases import COUNTERS_TOGETHER
 from dra_driver.sim.apiserver.objects.status import Causes, Raw
-from dra_driver.sim.apiserver.validation import devices
+from dra_driver.sim.apiserver.validation import devices, node_resources
 from dra_driver.sim.apiserver.validation.meta import (
     Surroundings,
     check_conditions,
@@ -48,7 +49,7 @@ def check_slice(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surroun
     if old is not None:
         _check_immutable(spec, old["spec"], causes)
     _check_nodes(spec, causes)
-    if surroundings.together:
+    if COUNTERS_TOGETHER in surroundings.served.gates:
         _check_together(spec, causes)
     elif spec.get("sharedCounters") is not None and spec.get("devices") is not None:
         causes.invalid("spec", "", "only one of `sharedCounters` or `devices` is allowed")
@@ -64,6 +65,31 @@ def check_slice(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surroun
         devices.check_unique(
             (s["name"] for s in spec.get("sharedCounters") or []), "spec.sharedCounters", causes
         )
+    devices.check_skipped(spec, "spec", causes)
+    if spec.get("partitionTypeAttribute") is not None:
+        _check_partition_type(spec, spec["partitionTypeAttribute"], causes)
+
+
+def _check_partition_type(spec: Raw, name: str, causes: Causes) -> None:
+    """Check that the devices that consume counters say of which type they are."""
+    path = "spec.partitionTypeAttribute"
+    consuming = [(i, d) for i, d in enumerate(spec.get("devices") or []) if d.get("consumesCounters")]
+    if not consuming:
+        causes.invalid(path, name, "may only be set where devices consume counters")
+        return
+    before = len(causes)
+    devices.check_fully_qualified(name, path, causes)
+    if len(causes) > before:
+        return
+    bare = name.removeprefix(f"{spec['driver']}/")
+    for i, device in consuming:
+        attributes: Raw = device.get("attributes") or {}
+        here = f"spec.devices[{i}].attributes[{name}]"
+        value = attributes.get(name) or attributes.get(bare)
+        if value is None:
+            causes.required(here, "a device that consumes counters must have the attribute of its type")
+        elif value.get("string") is None:
+            causes.invalid(here, value, "must be a string, because it is the attribute of the type")
 
 
 def _check_together(spec: Raw, causes: Causes) -> None:
@@ -187,6 +213,7 @@ def _check_device(device: Raw, old: Raw | None, per_device: bool, path: str, cau
             taints, 16, f"{path}.taints", causes, lambda t, p: devices.check_taint(t, None, p, causes)
         )
     _check_consumption(device.get("consumesCounters") or [], f"{path}.consumesCounters", causes)
+    node_resources.check_node_resources(device, f"{path}.nodeAllocatableResources", causes)
     _check_device_nodes(device, per_device, path, causes)
     devices.check_bindings(device, path, causes)
 
@@ -218,11 +245,19 @@ def _check_text(kind: str, text: str, path: str, causes: Causes) -> None:
 
 
 def _check_consumption(items: list[Raw], path: str, causes: Causes) -> None:
-    devices.check_each(
-        items, 2, path, causes, lambda item, p: _check_counter_set(item, "counterSet", p, causes)
-    )
+    devices.check_each(items, 2, path, causes, lambda item, p: _check_consumed(item, p, causes))
     if len(items) <= 2:
         devices.check_unique((i["counterSet"] for i in items), path, causes)
+
+
+def _check_consumed(item: Raw, path: str, causes: Causes) -> None:
+    _check_counter_set(item, "counterSet", path, causes)
+    groups: list[str] = item.get("compatibilityGroups") or []
+    path += ".compatibilityGroups"
+    if len(groups) > 2:
+        causes.too_many(path, len(groups), 2)
+    else:
+        devices.check_unique(groups, path, causes)
 
 
 def _check_counter_set(item: Raw, name: str, path: str, causes: Causes) -> None:

@@ -8,14 +8,14 @@ from typing import Any
 from dra_driver.api.quantity import Quantity
 from dra_driver.sim.apiserver.objects import formats
 from dra_driver.sim.apiserver.objects.status import Causes, Raw
-from dra_driver.sim.apiserver.validation import devices
+from dra_driver.sim.apiserver.validation import devices, node_resources
 from dra_driver.sim.apiserver.validation.meta import Surroundings, check_formats, check_label_name
 
 __all__ = [
+    "check_claims",
     "check_config_map",
     "check_lease",
     "check_pod",
-    "check_pod_group",
     "check_pod_status",
     "check_secret",
     "check_workload",
@@ -83,32 +83,6 @@ def check_lease(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surroun
         )
 
 
-# --- PodGroups ---
-
-
-def check_pod_group(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surroundings) -> None:
-    """Check a PodGroup."""
-    spec: Raw = raw.get("spec") or {}
-    if old is not None and spec != old.get("spec"):
-        causes.invalid("spec", "", "field is immutable")
-        return
-    policy: Raw = spec.get("schedulingPolicy") or {}
-    if ("gang" in policy) == ("basic" in policy):
-        causes.invalid("spec.schedulingPolicy", "", "must specify exactly one of: `basic`, `gang`")
-    least = (policy.get("gang") or {}).get("minCount", 1)
-    if least < 1:
-        causes.invalid("spec.schedulingPolicy.gang.minCount", least, "must be greater than or equal to 1")
-    topology: list[Raw] = (spec.get("schedulingConstraints") or {}).get("topology") or []
-    if len(topology) > 1:
-        causes.too_many("spec.schedulingConstraints.topology", len(topology), 1)
-    for i, constraint in enumerate(topology):
-        check_label_name(constraint.get("key", ""), f"spec.schedulingConstraints.topology[{i}].key", causes)
-    claims: list[Raw] = spec.get("resourceClaims") or []
-    if len(claims) > 4:
-        causes.too_many("spec.resourceClaims", len(claims), 4)
-    _check_claims(claims, "spec.resourceClaims", causes)
-
-
 # --- pods ---
 
 
@@ -121,7 +95,7 @@ def check_pod(raw: Raw, old: Raw | None, causes: Causes, surroundings: Surroundi
 
 def check_pod_spec(spec: Raw, path: str, causes: Causes, *, existing: bool = False) -> None:
     """Check the spec of a pod or pod template."""
-    claims = _check_claims(spec.get("resourceClaims") or [], f"{path}.resourceClaims", causes)
+    claims = check_claims(spec.get("resourceClaims") or [], f"{path}.resourceClaims", causes)
     containers: list[Raw] = spec.get("containers") or []
     if not containers:
         causes.required(f"{path}.containers")
@@ -150,7 +124,8 @@ def check_pod_spec(spec: Raw, path: str, causes: Causes, *, existing: bool = Fal
     _check_tolerations(spec.get("tolerations") or [], f"{path}.tolerations", causes)
 
 
-def _check_claims(items: list[Raw], path: str, causes: Causes) -> set[str]:
+def check_claims(items: list[Raw], path: str, causes: Causes) -> set[str]:
+    """Check ``resourceClaims`` of a pod or group; return their names."""
     names: set[str] = set()
     for i, item in enumerate(items):
         here = f"{path}[{i}]"
@@ -337,6 +312,7 @@ def check_pod_status(raw: Raw, old: Raw | None, causes: Causes, surroundings: Su
         if status.get("name") in seen:
             causes.duplicate(f"{path}[{i}].name", status.get("name"))
         seen.add(status.get("name"))
+    node_resources.check_claim_statuses(raw.get("status") or {}, "status", causes)
     extended: Raw | None = (raw.get("status") or {}).get("extendedResourceClaimStatus")
     if extended is not None:
         _check_extended_claim(raw["spec"], extended, "status.extendedResourceClaimStatus", causes)

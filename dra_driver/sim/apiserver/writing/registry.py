@@ -8,15 +8,15 @@ from __future__ import annotations
 import functools
 import secrets
 import uuid
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any
 
-from dra_driver.api.names import LISTS_GATE
 from dra_driver.sim.apiserver import validation
-from dra_driver.sim.apiserver.objects import crds, decoding, versions
+from dra_driver.sim.apiserver.objects import crds, decoding, gates, versions
 from dra_driver.sim.apiserver.objects.fields import Context
 from dra_driver.sim.apiserver.objects.kinds import Kind, Kinds
+from dra_driver.sim.apiserver.objects.releases import Served
 from dra_driver.sim.apiserver.objects.status import Cause, Causes, Raw, StatusError
 from dra_driver.sim.apiserver.storage.store import Collection, Key, Store, Stored
 from dra_driver.sim.apiserver.writing import admission, deletion, managed, patches, strategy, taint_preview
@@ -26,7 +26,7 @@ from dra_driver.sim.apiserver.writing.policies import Policies
 from dra_driver.sim.apiserver.writing.reviews import Review
 from dra_driver.sim.apiserver.writing.server_state import Later
 
-__all__ = ["COUNTERS_TOGETHER", "DeleteOptions", "Options", "Registry", "timestamp"]
+__all__ = ["DeleteOptions", "Options", "Registry", "timestamp"]
 
 _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"
 
@@ -41,31 +41,26 @@ def _timestamp(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-COUNTERS_TOGETHER: Final = "counters together"
-"""Counters are taken in the slice of the devices that consume them only, as by Kubernetes 1.34."""
-
-
 class Registry:
     """All verbs on all kinds.
 
     Args:
         store: the objects.
         clock: returns seconds since the epoch.
-        gates: feature gates that are on, of those that are off in Kubernetes 1.36 by default: ``LISTS_GATE``.
-            And ``COUNTERS_TOGETHER``, which is none of Kubernetes.
+        served: the release, and its feature gates that are on.
 
     Attributes:
+        served: as the argument.
         policies: ValidatingAdmissionPolicies, which every write is judged by.
         collected: group and plural name of the kinds that a garbage collector handles; only those support
             foreground deletion and orphans.
     """
 
-    def __init__(self, store: Store, clock: Callable[[], float], gates: Container[str] = ()) -> None:
-        self._lists = LISTS_GATE in gates
-        self._together = COUNTERS_TOGETHER in gates
+    def __init__(self, store: Store, clock: Callable[[], float], served: Served) -> None:
         self.store = store
         self.clock = clock
-        self.kinds = Kinds()
+        self.served = served
+        self.kinds = Kinds(served)
         self.policies = Policies(store, self.kinds)
         self.later: Later = deletion.call_later
         self.collected: frozenset[tuple[str, str]] = frozenset()
@@ -153,8 +148,7 @@ class Registry:
         raw, context = self._mutated(kind, "CREATE", namespace, raw, None, context, options)
         metadata = raw["metadata"]
         strategy.prepare_create(kind, raw, now)
-        if kind.kind == "ResourceSlice" and not self._lists:
-            strategy.drop_lists(raw, None)
+        self._drop_disabled(kind, raw, None)
         causes = validation.create(kind, raw, self._surroundings(kind, namespace, options))
         if causes:
             raise StatusError.invalid(kind.kind, kind.group, metadata.get("name", ""), causes)
@@ -230,6 +224,10 @@ class Registry:
                 break
         return name
 
+    def _drop_disabled(self, kind: Kind, raw: Raw, old: Raw | None) -> None:
+        if not kind.custom:
+            gates.drop_disabled(kind.type, raw, old, self.served.gates)
+
     def _manager(self, kind: Kind, options: Options, subresource: str, now: str) -> managed.Manager:
         return managed.Manager(options.manager, kind.api_version, subresource, now)
 
@@ -238,7 +236,7 @@ class Registry:
         if kind.group == "resource.k8s.io" and namespace:
             found = self.store.collection("", "namespaces").get(Key("", namespace))
             labels = (found.raw["metadata"].get("labels") if found else None) or {}
-        return validation.Surroundings(labels, options.warnings, self._lists, self._together)
+        return validation.Surroundings(labels, options.warnings, self.served)
 
     # --- webhooks ---
 
@@ -337,8 +335,7 @@ class Registry:
         namespace = existing.key.namespace
         raw, context = self._mutated(kind, "UPDATE", namespace, raw, old, context, options, subresource)
         strategy.prepare_update(kind, old, raw, subresource, now)
-        if kind.kind == "ResourceSlice" and not self._lists:
-            strategy.drop_lists(raw, old)
+        self._drop_disabled(kind, raw, old)
         causes += validation.update(kind, old, raw, subresource, self._surroundings(kind, namespace, options))
         if causes:
             raise StatusError.invalid(kind.kind, kind.group, name, causes)

@@ -13,7 +13,7 @@ from typing import Any
 from dra_driver.sim.apiserver.objects.kinds import Kind
 from dra_driver.sim.apiserver.objects.status import Raw
 
-__all__ = ["drop_lists", "grace_period", "prepare_create", "prepare_update", "spec_changed"]
+__all__ = ["grace_period", "prepare_create", "prepare_update", "spec_changed"]
 
 _TOLERATIONS = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _NODE_INFO = (
@@ -135,27 +135,8 @@ _CREATE: Mapping[str, Callable[[Raw, str], None]] = {
     "ValidatingAdmissionPolicy": _no_status,
     "PodDisruptionBudget": _no_status,
     "PodGroup": _no_status,
+    "CompositePodGroup": _no_status,
 }
-
-
-_LISTS = ("ints", "bools", "strings", "versions")
-
-
-def drop_lists(new: Raw, old: Raw | None) -> None:
-    """Drop the lists of a ResourceSlice's attributes, as without the gate DRAListTypeAttributes.
-
-    What the slice has already is kept, and may be changed.
-    """
-    if old is not None and any(name in a for a in _attributes(old) for name in _LISTS):
-        return
-    for attribute in _attributes(new):
-        for name in _LISTS:
-            attribute.pop(name, None)
-
-
-def _attributes(raw: Raw) -> list[Raw]:
-    devices = (raw.get("spec") or {}).get("devices") or ()
-    return [a for device in devices for a in (device.get("attributes") or {}).values()]
 
 
 def prepare_create(kind: Kind, raw: Raw, now: str) -> None:

@@ -24,7 +24,8 @@ from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SL
 from dra_driver.errors import ServerBusy
 from dra_driver.kube.features import KeptFields
 from dra_driver.resourceslice import ServerFeatures
-from dra_driver.sim.apiserver.writing.registry import COUNTERS_TOGETHER, Registry
+from dra_driver.sim.apiserver.objects.releases import COUNTERS_TOGETHER, served
+from dra_driver.sim.apiserver.writing.registry import Registry
 
 
 def old(raw: dict[str, Any]) -> None:
@@ -86,10 +87,12 @@ def test_counters_stay_where_they_are_until_all_servers_want_them_elsewhere() ->
     async def scenario() -> None:
         looks = Looks()
         looks.cluster.registry = Registry(
-            looks.cluster.registry.store, looks.cluster.clock, [COUNTERS_TOGETHER]
+            looks.cluster.registry.store, looks.cluster.clock, served("1.36", [COUNTERS_TOGETHER])
         )
         assert (await looks.look(None)).together
-        looks.cluster.registry = Registry(looks.cluster.registry.store, looks.cluster.clock)
+        looks.cluster.registry = Registry(
+            looks.cluster.registry.store, looks.cluster.clock, served("1.36", ())
+        )
         for _ in range(2):
             between = await looks.look(None)
             assert (between.counters, between.together) == (True, True)
