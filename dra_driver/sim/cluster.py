@@ -118,7 +118,7 @@ class EmbeddedCluster:
         self._refuse_long_paths()
         self.kubeconfig = self.config.kubeconfig or self.root / "kubeconfig"
         _refuse_foreign(self.kubeconfig)
-        self.server = server = ApiServer(gates=self.config.gates)
+        self.server = server = ApiServer(kubernetes=self.config.kubernetes, gates=self.config.gates)
         server.set_pod_log(self._pod_log)
         server.registry.collected = GarbageCollector.KINDS
         await server.install([*assets.own_manifests(), *self.config.manifests])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dra_driver.api.names import DEFAULT_DRIVER_NAME, RDMA_DRIVER_NAME
+from dra_driver.sim.apiserver import DEFAULT
 from dra_driver.sim.kubelet import KubeletSettings
 from dra_driver.sim.processes import Spawn, spawn
 
@@ -54,7 +55,8 @@ class ClusterConfig:
         plugin_flags: further flags of the node agents of GPUs, on nodes with simulated ones.
         controller_flags: further flags of the controller.
         manifests: objects that are created before anything runs.
-        gates: feature gates of the API server, see its ``Registry``.
+        kubernetes: release of Kubernetes that the API server serves the API of.
+        gates: feature gates of that release that are on, of those that are off by default.
         spawn: starts the child processes.
     """
 
@@ -68,6 +70,7 @@ class ClusterConfig:
     plugin_flags: tuple[str, ...] = ()
     controller_flags: tuple[str, ...] = ()
     manifests: tuple[dict[str, Any], ...] = ()
+    kubernetes: str = DEFAULT
     gates: tuple[str, ...] = ()
     spawn: Spawn = spawn
 

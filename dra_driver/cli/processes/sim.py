@@ -12,9 +12,8 @@ from typing import Any
 
 import yaml
 
-from dra_driver.api.names import LISTS_GATE
 from dra_driver.errors import ConfigurationError
-from dra_driver.sim.apiserver import ApiServer
+from dra_driver.sim.apiserver import DEFAULT, RELEASES, ApiServer
 from dra_driver.sim.assets import deploy_directory, read_plan
 from dra_driver.sim.faults import FaultPlan
 
@@ -76,11 +75,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="address of the Service of an admission webhook, as there are no pods here (repeatable)",
     )
     server.add_argument(
+        "--kubernetes",
+        choices=RELEASES,
+        default=DEFAULT,
+        help="release of Kubernetes whose API is served; default: %(default)s",
+    )
+    gates = "; ".join(f"{release}: {', '.join(known)}" for release, known in RELEASES.items())
+    server.add_argument(
         "--feature-gate",
         action="append",
-        choices=[LISTS_GATE],
         default=[],
-        help="turn on a feature gate that is off in Kubernetes by default (repeatable)",
+        metavar="NAME",
+        help=f"turn on a feature gate that is off in that release by default (repeatable). {gates}",
     )
     server.add_argument(
         "--faults",
@@ -132,6 +138,7 @@ async def _serve(args: argparse.Namespace) -> int:
         faults=_faults(args.faults),
         services=dict(args.service),
         data=args.data,
+        kubernetes=args.kubernetes,
         gates=args.feature_gate,
     )
     await server.install(_manifests())

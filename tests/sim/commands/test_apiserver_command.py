@@ -73,10 +73,35 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_arguments_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
-    for argument, says in (("--port=99999", "99999"), ("--service=hook", "NAMESPACE/NAME=HOST:PORT")):
+    for argument, says in (
+        ("--port=99999", "99999"),
+        ("--service=hook", "NAMESPACE/NAME=HOST:PORT"),
+        ("--kubernetes=1.35", "choose from"),
+    ):
         with pytest.raises(SystemExit, match="2"):
             main([*COMMAND, argument])
         assert says in capsys.readouterr().err
+
+
+def test_a_gate_that_the_release_does_not_have_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--kubeconfig", str(tmp_path / "k"), "--feature-gate=DRADerivedAttributes")
+    assert main([*COMMAND, *arguments]) == 2
+    found = capsys.readouterr().err
+    assert "'DRADerivedAttributes' cannot be turned on for Kubernetes 1.36" in found
+    assert "it is one of Kubernetes 1.37" in found
+    assert "give one of DRAListTypeAttributes" in found
+
+
+def test_it_serves_the_api_of_another_release(tmp_path: Path) -> None:
+    path = tmp_path / "kubeconfig"
+    with _server(path, "--kubernetes=1.37", "--feature-gate=GenericWorkload"):
+        url = yaml.safe_load(path.read_text())["clusters"][0]["cluster"]["server"]
+        with urllib.request.urlopen(f"{url}/version", timeout=60) as answer:
+            assert b'"minor":"37"' in answer.read().replace(b" ", b"")
+        with urllib.request.urlopen(f"{url}/apis/scheduling.k8s.io/v1beta1", timeout=60) as answer:
+            assert b"podgroups" in answer.read()
 
 
 @pytest.mark.long
