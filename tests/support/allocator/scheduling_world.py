@@ -31,7 +31,7 @@ from dra_driver.api.storage import (
     PERSISTENT_VOLUMES,
 )
 from dra_driver.kube import KubeApi
-from dra_driver.sim.apiserver import ApiServer
+from dra_driver.sim.apiserver import DEFAULT, ApiServer
 from dra_driver.sim.assets import deploy_directory
 from dra_driver.sim.controlplane.scheduler import Scheduler
 from dra_driver.sim.objects import MetaObject
@@ -175,20 +175,24 @@ class SchedulingWorld:
 
 
 @contextlib.asynccontextmanager
-async def scheduling_world(kind: str, *, pod_groups: bool = False) -> AsyncIterator[SchedulingWorld]:
+async def scheduling_world(
+    kind: str, *, pod_groups: bool = False, kubernetes: str = DEFAULT, gates: Iterable[str] = ()
+) -> AsyncIterator[SchedulingWorld]:
     """Start an API server and a kube-scheduler: ``embedded`` or ``real``, skipped without binaries.
 
     Args:
         kind: of them.
         pod_groups: whether the real ones know PodGroups; skipped where they cannot.
+        kubernetes: release of the embedded API server.
+        gates: its feature gates that are on.
     """
     if kind == "real":
         binaries()
     with tempfile.TemporaryDirectory() as folder:
-        gates = None
+        flags = None
         if kind == "real":
-            gates = real_gates.pod_group_flags() if pod_groups else real_gates.taint_flags()
-        make = _real(Path(folder), gates) if kind == "real" else _embedded(Path(folder))
+            flags = real_gates.pod_group_flags() if pod_groups else real_gates.taint_flags()
+        make = _real(Path(folder), flags) if kind == "real" else _embedded(Path(folder), kubernetes, gates)
         async with make as made:
             await made.api.create(
                 NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
@@ -202,8 +206,8 @@ def _definitions() -> list[dict[str, Any]]:
 
 
 @contextlib.asynccontextmanager
-async def _embedded(folder: Path) -> AsyncIterator[SchedulingWorld]:
-    server = ApiServer()
+async def _embedded(folder: Path, kubernetes: str, gates: Iterable[str]) -> AsyncIterator[SchedulingWorld]:
+    server = ApiServer(kubernetes=kubernetes, gates=gates)
     await server.install(_definitions())
     await server.start()
 
