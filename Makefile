@@ -93,14 +93,14 @@ bench: $(STAMP) ## the benchmarks; prints a table, writes build/bench.json and .
 compare: $(STAMP) ## the same pods with the controller and with kube-scheduler alone, on BIN=DIR of Kubernetes binaries; ARGS="--only NAME", --help
 	@$(VENV_BIN)/python tests/compare/compare.py --bin "$(BIN)" $(ARGS)
 
-e2e: $(STAMP) ## the end-to-end suite; CLUSTER=embedded (default), existing (KUBECONFIG, E2E_IMAGE), local (BIN=DIR, root; GATES=default, all or names), kind
+e2e: $(STAMP) ## the end-to-end suite; CLUSTER=embedded (default; KUBERNETES=1.37), existing (KUBECONFIG, E2E_IMAGE), local (BIN=DIR, root; GATES=default, all or names), kind
 ifeq ($(CLUSTER),local)
 	@PYTHONPATH=tests/e2e $(VENV_BIN)/python -m local --bin "$(BIN)" $(if $(GATES),--gates "$(GATES)") -- \
 	  $(VENV_BIN)/python -m pytest -m e2e tests/e2e $(ARGS)
 else ifeq ($(CLUSTER),kind)
 	@deploy/kind/kind.sh all $(ARGS)
 else
-	@CLUSTER=$(or $(CLUSTER),embedded) $(VENV_BIN)/python -m pytest -m e2e tests/e2e $(ARGS)
+	@CLUSTER=$(or $(CLUSTER),embedded) KUBERNETES=$(KUBERNETES) $(VENV_BIN)/python -m pytest -m e2e tests/e2e $(ARGS)
 endif
 
 BUILT_HELM := build/helm/node_modules/.bin/helm

@@ -3,7 +3,8 @@
 An existing cluster is reached through KUBECONFIG; the driver must be installed there, and at least one node
 labelled ``dra-driver.dev/examples=true`` must have the hardware of the examples. ``local`` is set by the
 harness that starts such a cluster (``python -m local``). The assertions are the same: they look at API
-objects, and at what can be told of nodes and containers. ``E2E_IMAGE`` replaces the image of all pods.
+objects, and at what can be told of nodes and containers. ``E2E_IMAGE`` replaces the image of all pods. The
+embedded cluster serves the API of the release ``KUBERNETES``, one later than the default with all its gates.
 
 A test says by ``pytest.mark.needs("device taints")`` what it needs of the API server, by the names of
 ``capabilities.CAPABILITIES``, and is skipped where that is missing. ``E2E_RECORD=FILE`` writes what the

@@ -1,6 +1,6 @@
 """PodGroups of scheduling.k8s.io: too few GPUs for two, sidecars, a killed controller, a claim of the group.
 
-They are alpha in Kubernetes 1.36 (gate GenericWorkload).
+They are alpha in Kubernetes 1.36 and beta in 1.37 (gate GenericWorkload).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import capabilities
 import controller_scenarios as scenarios
 import e2e_support
 import pytest
@@ -19,7 +20,7 @@ from dra_driver.api.core import NAMESPACES, PODS
 from dra_driver.api.meta import Resource
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.api.resource import RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS
-from dra_driver.api.scheduling import pod_groups
+from dra_driver.api.scheduling import PodGroup, pod_groups
 
 if TYPE_CHECKING:
     from e2e_support import Background, Cluster
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.e2e, pytest.mark.needs("allocation by the controller", "pod groups")]
 
 NAMESPACE = "dra-e2e-native"
-RESOURCE = pod_groups("v1alpha2")
 EXISTING = (os.environ.get("CLUSTER") or "embedded") != "embedded"
 MODEL = f'device.attributes["{DEFAULT_DRIVER_NAME}"].?model.orValue("")'
 A100 = {"cel": {"expression": f'{MODEL}.startsWith("A100-SXM4-40")'}}
@@ -46,7 +46,7 @@ def namespace(background: Background, cluster: Cluster) -> Iterator[None]:
             await cluster.api.create(RESOURCE_CLAIM_TEMPLATES, template)
 
     async def clean() -> None:
-        resources: tuple[Resource[Any], ...] = (PODS, RESOURCE)
+        resources: tuple[Resource[Any], ...] = (PODS, await kind(cluster))
         for resource in resources:
             for item in (await cluster.api.list(resource, NAMESPACE)).items:
                 await cluster.api.delete(resource, item.metadata.name, NAMESPACE)
@@ -63,14 +63,22 @@ def namespace(background: Background, cluster: Cluster) -> Iterator[None]:
     background.run(clean(), 400)
 
 
+async def kind(cluster: Cluster) -> Resource[PodGroup]:
+    """Return PodGroup in the newest version that is served."""
+    version = await capabilities.pod_group_version(cluster.api)
+    assert version is not None
+    return pod_groups(version)
+
+
 async def pod_group(cluster: Cluster, name: str, least: int, **spec: Any) -> None:
+    resource = await kind(cluster)
     body = {
-        "apiVersion": RESOURCE.api_version,
+        "apiVersion": resource.api_version,
         "kind": "PodGroup",
         "metadata": {"name": name, "namespace": NAMESPACE},
         "spec": {"schedulingPolicy": {"gang": {"minCount": least}}, **spec},
     }
-    await cluster.api.create(RESOURCE, body, NAMESPACE)
+    await cluster.api.create(resource, body, NAMESPACE)
 
 
 async def members(

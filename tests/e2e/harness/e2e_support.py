@@ -25,6 +25,7 @@ from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES, ResourceCl
 from dra_driver.errors import ApiUnavailable, DraError, NotFound
 from dra_driver.kube import KubeApi
 from dra_driver.sim import assets
+from dra_driver.sim.apiserver import DEFAULT, RELEASES
 from dra_driver.sim.cdi_reader import ContainerView
 from dra_driver.sim.cluster import EmbeddedCluster
 from dra_driver.sim.demo import examples
@@ -171,7 +172,13 @@ class Background:
 @contextlib.asynccontextmanager
 async def open_cluster(kind: str) -> AsyncIterator[Cluster]:
     if kind == "embedded":
-        config = dataclasses.replace(demo_cluster(), plugin_flags=("--rescan-interval=1",))
+        release = os.environ.get("KUBERNETES") or DEFAULT
+        config = dataclasses.replace(
+            demo_cluster(),
+            plugin_flags=("--rescan-interval=1",),
+            kubernetes=release,
+            gates=RELEASES.get(release, ()) if release != DEFAULT else (),
+        )
         async with EmbeddedCluster(config) as cluster:
             await cluster.ready()
             yield Embedded(cluster)

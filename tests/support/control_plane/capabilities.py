@@ -13,13 +13,13 @@ from typing import Any
 
 from dra_driver.api.meta import DriverName
 from dra_driver.api.names import DEFAULT_DRIVER_NAME, GATE_POLICY
-from dra_driver.api.scheduling import POD_GROUPS, SCHEDULING_GROUP
+from dra_driver.api.scheduling import POD_GROUP_VERSIONS, POD_GROUPS, SCHEDULING_GROUP
 from dra_driver.errors import ApiError, Forbidden, Invalid, NotFound
 from dra_driver.kube import KubeApi
 from dra_driver.kube.features import probe_features
 from dra_driver.resourceslice import ServerFeatures
 
-__all__ = ["CAPABILITIES", "Capability", "needed_by", "probe", "reason"]
+__all__ = ["CAPABILITIES", "Capability", "needed_by", "pod_group_version", "probe", "reason"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ CAPABILITIES: Mapping[str, Capability] = {
             "gate policy",
             "does not serve MutatingAdmissionPolicy v1, so no policy puts the scheduling gate on",
         ),
-        Capability("pod groups", "serves no PodGroup v1alpha2", "GenericWorkload"),
+        Capability("pod groups", "serves no PodGroup that pods can name", "GenericWorkload"),
         Capability(
             "absent lists",
             "writes null for lists without entries, which the version before cannot read",
@@ -104,12 +104,20 @@ async def probe(api: KubeApi, namespace: str = "default") -> dict[str, bool]:
     found["extended resources"] = await _keeps(api, {**body, "spec": spec}, "extendedResourceName")
     found["device status"] = await _keeps_device_status(api, namespace)
     found["taint rules"] = await _serves(api, "resource.k8s.io", "devicetaintrules")
-    found["pod groups"] = POD_GROUPS in await api.served(SCHEDULING_GROUP, "v1alpha2")
+    found["pod groups"] = await pod_group_version(api) is not None
     found["gate policy"] = await _is_there(
         api, f"/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies/{GATE_POLICY}"
     )
     found["absent lists"] = b'"devices":null' not in await _counters_only(api)
     return {name: found[name] for name in CAPABILITIES}
+
+
+async def pod_group_version(api: KubeApi) -> str | None:
+    """Return the newest version of PodGroup that is served; None where there is none."""
+    for version in POD_GROUP_VERSIONS:
+        if POD_GROUPS in await api.served(SCHEDULING_GROUP, version):
+            return version
+    return None
 
 
 _OF_SLICES: Mapping[str, Callable[[ServerFeatures], bool]] = {
