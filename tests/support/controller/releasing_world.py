@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import builders
@@ -15,7 +15,15 @@ from virtual_time import LoopClock
 from controller.allocate.answers.journal import Journal
 from controller.allocate.attempts import Attempts, TakenBack
 from controller.allocate.deallocation import Deallocator
-from controller.allocate.decide import CLAIM_INDEX, GROUP_INDEX, NODE_INDEX, GroupFinder, claims_of, rank_of
+from controller.allocate.decide import (
+    CLAIM_INDEX,
+    GROUP_INDEX,
+    NODE_INDEX,
+    Change,
+    GroupFinder,
+    claims_of,
+    rank_of,
+)
 from controller.allocate.decide.state.objects import group_of_claim, groups_by, nodes_of
 from controller.allocate.releasing.tentative import TentativeAllocations
 from controller.allocate.releasing.unused import UnusedAllocations
@@ -55,7 +63,11 @@ def key(name: str) -> ObjectKey:
 
 
 class ReleasingWorld:
-    """Nodes n1 and n2 with GPUs of ours, and n3 with GPUs that are left to kube-scheduler."""
+    """Nodes n1 and n2 with GPUs of ours, and n3 with GPUs that are left to kube-scheduler.
+
+    Attributes:
+        changes: what decisions have learnt, in order.
+    """
 
     def __init__(self) -> None:
         self.cluster = FakeClient()
@@ -65,7 +77,10 @@ class ReleasingWorld:
             self.cluster.put(RESOURCE_SLICES, builders.resource_slice(name, *gpus))
         nics = [builders.device(f"nic-{i}") for i in range(8)]
         self.cluster.put(RESOURCE_SLICES, builders.resource_slice("n1", *nics, driver=OTHER))
-        clock, journal, metrics = LoopClock(), Journal(), Metrics()
+        clock, journal = LoopClock(), Journal()
+        self.changes: list[Change] = []
+        journal.send_to(lambda _, change: self.changes.append(change))
+        self.metrics = Metrics()
         of_pods = {CLAIM_INDEX: claims_of, GROUP_INDEX: groups_by(()), NODE_INDEX: nodes_of}
         self.pods = Informer(self.cluster, PODS, indices=of_pods)
         claims = Informer(self.cluster, RESOURCE_CLAIMS, indices={GROUP_INDEX: group_of_claim})
@@ -108,7 +123,8 @@ class ReleasingWorld:
             lambda _: "there are no PodGroups",
             (),
         )
-        self.recorder = EventRecorder(self.cluster, "test", clock)
+        recorder = EventRecorder(self.cluster, "test", clock)
+        self.background = recorder.run
         self.tentative = TentativeAllocations(
             BINDING_SECONDS,
             self.attempts,
@@ -119,8 +135,8 @@ class ReleasingWorld:
             deallocator,
             self.wakeups,
             self.taken_back,
-            self.recorder,
-            metrics,
+            recorder,
+            self.metrics,
             clock,
             groups,
             self.pods,
@@ -128,18 +144,27 @@ class ReleasingWorld:
 
     # --- what there is --------------------------------------------------------------------------------------
 
-    def claim(self, name: str, *devices: str, driver: str = DRIVER, **more: Any) -> None:
+    def claim(
+        self,
+        name: str,
+        *devices: str,
+        driver: str = DRIVER,
+        metadata: Mapping[str, Any] | None = None,
+        **more: Any,
+    ) -> None:
         """Store a claim that is allocated devices, each named as ``POOL/DEVICE``; without any it is not.
 
         Args:
             name: of the claim.
             devices: that it has.
             driver: of the devices.
+            metadata: more of it.
             more: of the status.
         """
         results = [builders.result(*device.split("/"), driver=driver) for device in devices]
         status = builders.allocation(*results) if results else {}
-        self.cluster.put(RESOURCE_CLAIMS, builders.claim(name, status={**status, **more}))
+        body = builders.claim(name, status={**status, **more}, metadata=metadata)
+        self.cluster.put(RESOURCE_CLAIMS, body)
 
     def pod(self, name: str, *claims: str, phase: str = "Pending", **more: Any) -> None:
         """Store a pod, whose UID is ``uid-NAME``."""
@@ -210,6 +235,11 @@ class ReleasingWorld:
             queue.done(found[-1])
         return [key.name for key in found]
 
+    def released(self, reason: str) -> float:
+        """Return how often pods are counted to have given back devices for a reason."""
+        name = "dra_driver_controller_tentative_deallocations_total"
+        return self.metrics.registry.get_sample_value(name, {"reason": reason}) or 0.0
+
     def events(self, reason: str) -> list[str]:
         return [e.message for e in self.cluster.all(EVENTS) if e.reason == reason]
 
@@ -221,6 +251,7 @@ def play(scenario: Callable[[ReleasingWorld], Awaitable[None]]) -> None:
         async with asyncio.timeout(600), asyncio.TaskGroup() as group:
             world = ReleasingWorld()
             tasks = [group.create_task(i.run()) for i in world.informers]
+            tasks.append(group.create_task(world.background()))
             for informer in world.informers:
                 await informer.synced.wait()
             await scenario(world)
