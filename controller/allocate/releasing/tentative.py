@@ -166,14 +166,17 @@ class TentativeAllocations:
         if lost:
             await self._release_group(pod)
         preempting = is_cleared_by_scheduler(self._pods, pod.status.nominated_node_name)
-        match self._attempts.judge(pod, self._clock.monotonic(), preempting=preempting):
+        verdict = self._attempts.judge(pod, self._clock.monotonic(), preempting=preempting)
+        if verdict is not None:
+            self._left.pop(pod.metadata.uid, None)  # it has devices, and may lose them to a later cycle
+        match verdict:
             case None:
                 await self._end_nomination(pod)
             case Bound():
                 pass
             case Hold(seconds):
                 self._wakeups.tentative.add_after(key, max(seconds, _SOONEST_SECONDS))
-            case Deallocate() as verdict:
+            case Deallocate():
                 await self._deallocate(pod, verdict)
 
     async def _end_nomination(self, pod: Pod) -> None:

@@ -371,6 +371,26 @@ def test_a_nomination_that_is_needed_stays_and_costs_no_looks(why: tuple[str, ..
     play(scenario)
 
 
+def test_a_nomination_with_which_a_pod_had_devices_in_between_is_given_the_whole_time_again() -> None:
+    async def scenario(world: ReleasingWorld) -> None:
+        await left_nominated(world)
+        await asyncio.sleep(BINDING_SECONDS - 5)
+        world.claim("c", "n1/gpu-0")
+        await world.seen()
+        world.hand_over("p")
+        await looked_at(world)
+        world.claim("c")
+        await looked_at(world)
+        await asyncio.sleep(BINDING_SECONDS - 1)
+        await looked_at(world)
+        assert nominated(world) == "n1"
+        await asyncio.sleep(2)
+        await looked_at(world)
+        assert nominated(world) == ""
+
+    play(scenario)
+
+
 def test_a_nomination_that_was_needed_in_between_is_given_the_whole_time_again() -> None:
     async def scenario(world: ReleasingWorld) -> None:
         await left_nominated(world)
