@@ -225,8 +225,7 @@ class TentativeAllocations:
             self._report(pod, attempt, verdict)
         for claim in claims:
             await self._deallocator.deallocate(claim)
-        if attempt is not None and claims:
-            await self._release_group(pod)
+        await self._release_group(pod)
 
     # --- groups ---------------------------------------------------------------------------------------------
 

@@ -492,6 +492,21 @@ def test_a_group_gives_back_what_it_holds_when_a_member_cannot_be_placed() -> No
     play(scenario)
 
 
+def test_a_group_gives_back_what_it_holds_when_a_member_does_that_another_pod_kept_from_it() -> None:
+    async def scenario(world: ReleasingWorld) -> None:
+        (other,) = await group_of(world, 2)
+        world.claim("p", "n1/gpu-5")
+        await handed_over(world, "outside", "p")
+        world.hand_over("p")
+        await not_placed(world)
+        assert world.allocated("p", other) == ["p", other]
+        await world.remove("outside")
+        await looked_at(world)
+        assert world.allocated("p", other) == []
+
+    play(scenario)
+
+
 def test_the_member_that_was_not_placed_is_told_apart_from_those_that_give_back_because_of_it() -> None:
     async def scenario(world: ReleasingWorld) -> None:
         world.claim("shared", "n1/gpu-0")
