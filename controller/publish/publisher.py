@@ -148,7 +148,7 @@ class Publisher:
             config.drivers,
             appeared=self._look_at_node,
             vanished=lambda node: self._look_at_node(node, after=_VANISHED_SECONDS),
-            everywhere=lambda: self._look_at_all_after(_OTHERS_SECONDS),
+            everywhere=lambda: self._look_later(i.metadata.name for i in inventories.items()),
             held=self._held,
             slices_of=lambda pool: slices.by_index(POOL_INDEX, pool),
         )
@@ -235,9 +235,9 @@ class Publisher:
         for inventory in self._inventories.items():
             self.queue.add(inventory.metadata.name)
 
-    def _look_at_all_after(self, seconds: float) -> None:
-        for inventory in self._inventories.items():
-            self.queue.add_after(inventory.metadata.name, seconds)
+    def _look_later(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.queue.add_after(name, _OTHERS_SECONDS)
 
     def look_at_pending(self) -> None:
         """Look again at pools in which something waits until devices are free."""
@@ -287,7 +287,7 @@ class Publisher:
         self._gone.pop(pool_of_inventory(inventory), None)
         self._gone_drivers.pop(pool_of_inventory(inventory), None)
         self._pace.forget(inventory)
-        self._uuids.remove(inventory.metadata.name)
+        self._look_later(self._uuids.remove(inventory.metadata.name))
         self._forget(inventory)
 
     def _forget(self, inventory: DeviceInventory) -> None:
@@ -397,8 +397,7 @@ class Publisher:
             self.queue.add_after(name, wait)
             return True
         if not refusal_of(inventory, None):
-            for other in self._uuids.put(inventory):
-                self.queue.add_after(other, _OTHERS_SECONDS)
+            self._look_later(self._uuids.put(inventory))
         return False
 
     async def _plan(

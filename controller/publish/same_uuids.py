@@ -30,13 +30,22 @@ class SameUuids:
 
     def put(self, inventory: DeviceInventory) -> frozenset[str]:
         """Take in an inventory; return others that have a UUID in common with it now, or no more."""
-        name = inventory.metadata.name
+        return self._change(
+            inventory.metadata.name,
+            {
+                (inventory.spec.driver, uuid): device.name
+                for device in inventory.spec.devices
+                if (attribute := device.attributes.get("uuid")) is not None
+                and (uuid := attribute.string_value)
+            },
+        )
+
+    def remove(self, name: str) -> frozenset[str]:
+        """Forget an inventory that is gone; return others that had a UUID in common with it."""
+        return self._change(name, {})
+
+    def _change(self, name: str, now: dict[_Identity, str]) -> frozenset[str]:
         before = self._devices.get(name, {})
-        now = {
-            (inventory.spec.driver, uuid): device.name
-            for device in inventory.spec.devices
-            if (attribute := device.attributes.get("uuid")) is not None and (uuid := attribute.string_value)
-        }
         others: set[str] = set()
         for identity in before.keys() - now.keys():
             holders = self._inventories[identity]
@@ -48,18 +57,11 @@ class SameUuids:
             holders = self._inventories.setdefault(identity, set())
             others |= holders
             holders.add(name)
-        self._devices[name] = now
-        if not now:
-            del self._devices[name]
+        if now:
+            self._devices[name] = now
+        else:
+            self._devices.pop(name, None)
         return frozenset(sorted(others)[:_MOST_OTHERS])
-
-    def remove(self, name: str) -> None:
-        """Forget an inventory that is gone."""
-        for identity in self._devices.pop(name, {}):
-            holders = self._inventories[identity]
-            holders.discard(name)
-            if not holders:
-                del self._inventories[identity]
 
     def doubts(self, name: str) -> tuple[str, ...]:
         """Return what is doubtful about an inventory, for people."""

@@ -160,6 +160,33 @@ def test_two_nodes_with_one_uuid_are_both_told_and_left_as_they_are() -> None:
     run(scenario, cluster)
 
 
+def test_a_node_with_the_uuid_of_another_is_told_so_no_more_when_that_one_is_gone() -> None:
+    cluster = with_liar(gpu("gpu-a", uuid="GPU-gpu-000"), gpu("gpu-b"))
+
+    async def scenario(h: Harness) -> None:
+        await asyncio.sleep(12)
+        assert condition(h, f"n1.{DRIVER}").reason == "DuplicateDevices"
+        cluster.remove(DEVICE_INVENTORIES, LIAR)
+        await asyncio.sleep(12)
+        assert condition(h, f"n1.{DRIVER}").reason == "Published"
+
+    run(scenario, cluster)
+
+
+def test_what_is_not_believed_of_an_inventory_casts_no_doubt_on_others() -> None:
+    cluster = with_liar(gpu("gpu-b"))
+    stolen = builders.inventory("n1", gpu("gpu-a", uuid="GPU-gpu-000"))
+    stolen["metadata"]["name"] = LIAR
+    cluster.put(DEVICE_INVENTORIES, stolen)
+
+    async def scenario(h: Harness) -> None:
+        await asyncio.sleep(12)
+        assert condition(h, LIAR).status == "False"
+        assert condition(h, f"n1.{DRIVER}").reason == "Published"
+
+    run(scenario, cluster)
+
+
 def test_the_index_of_uuids_forgets_what_is_gone() -> None:
     def inventory(name: str, *uuids: str) -> DeviceInventory:
         raw = builders.inventory(name, *(gpu(f"gpu-{i}", uuid=u) for i, u in enumerate(uuids)))
