@@ -55,9 +55,3 @@ class Pace:
             return max((1 - left) * SECONDS, _LEAST)
         pool.version, pool.left, pool.counted = version, left - 1, now
         return 0.0
-
-    def forget(self, inventory: DeviceInventory) -> None:
-        """Forget an inventory that is gone; one that comes and goes again and again is not believed more."""
-        pool = self._pools.get(inventory.metadata.name)
-        if pool is not None:
-            pool.version = None

@@ -286,7 +286,6 @@ class Publisher:
         self._attempts.happened(inventory, EpochEvent.INVENTORY_DELETED)
         self._gone.pop(pool_of_inventory(inventory), None)
         self._gone_drivers.pop(pool_of_inventory(inventory), None)
-        self._pace.forget(inventory)
         self._look_later(self._uuids.remove(inventory.metadata.name))
         self._forget(inventory)
 
@@ -314,7 +313,7 @@ class Publisher:
             self._others.looks_at_labels or (self._policies is not None and self._policies.looks_at_labels)
         )
         plugins = self._extended is not None and self._extended.concerns(old, node)
-        if labels or plugins or old.metadata.uid != node.metadata.uid:
+        if labels or plugins:
             self._look_at_node(node.metadata.name)
 
     # --- one pool -------------------------------------------------------------------------------------------
@@ -507,7 +506,7 @@ def _same_for_publishing(old: DeviceInventory, new: DeviceInventory) -> bool:
 
     def facts(inventory: DeviceInventory) -> tuple[object, ...]:
         meta, status = inventory.metadata, inventory.status
-        return meta.uid, meta.owner_references, status.registration, status.publication, status.conditions
+        return meta.owner_references, status.registration, status.publication, status.conditions
 
     generation = new.metadata.generation
     same_spec = old.metadata.generation == generation if generation else old.spec == new.spec

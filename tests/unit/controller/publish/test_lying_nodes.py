@@ -288,15 +288,13 @@ def test_the_first_changes_are_not_held_up() -> None:
         meta = msgspec.structs.replace(found.metadata, uid=Uid(uid or found.metadata.uid))
         return msgspec.structs.replace(found, metadata=meta)
 
-    pace.forget(inventory(0))  # it was never looked at
     assert [pace.wait(inventory(i), 100.0) for i in range(int(BURST))] == [0.0] * int(BURST)
     assert pace.wait(inventory(99), 100.0) == SECONDS
     assert pace.wait(inventory(int(BURST) - 1), 100.0) == 0.0  # what was looked at already
+    # Coming and going brings nothing.
     assert pace.wait(inventory(int(BURST) - 1, "anew"), 100.0) == SECONDS
     assert pace.wait(inventory(99), 100.0 + SECONDS / 4) == SECONDS * 3 / 4
     assert pace.wait(inventory(99), 100.0 + SECONDS) == 0.0
-    pace.forget(inventory(99))
-    assert pace.wait(inventory(99), 100.0 + SECONDS) == SECONDS  # coming and going brings nothing
 
 
 def test_decisions_hear_of_busy_devices_now_and_then() -> None:
