@@ -36,6 +36,7 @@ from dra_driver.resourceslice import PENDING_TAINT
 from dra_driver.structured import NodePolicy, Strategy
 
 QUICK = Timings(drain=0.3, settle=0.02)
+SHARE = {"shareID": "6fb9d2b3-5c2d-4a0e-9f0c-3c1c1e6f7a11", "consumedCapacity": {"memory": "10Gi"}}
 # Long enough for something to happen while a pool drains.
 SLOW = Timings(drain=2.0, settle=0.02)
 
@@ -193,18 +194,23 @@ def test_conflicts_and_broken_selectors_are_reported() -> None:
     run(cluster, scenario, **SCHEDULER)
 
 
-def test_a_change_waits_for_the_device_in_use_and_is_shown_as_pending() -> None:
-    cluster = cluster_with("n1")
-    claim(cluster, "c")
-    allocate(cluster, "c", "n1", "gpu-0")
+@pytest.mark.parametrize("of_device", [{}, SHARE], ids=["whole", "a share"])
+def test_a_change_waits_for_the_device_in_use_and_is_shown_as_pending(of_device: dict[str, Any]) -> None:
+    nodes = ("n1", "n2")
+    cluster = cluster_with(*nodes)
+    for node in nodes:
+        claim(cluster, node)
+        allocate(cluster, node, node, "gpu-0", **of_device)
     policy(cluster, "p", hide=True)
 
     async def scenario(h: Harness) -> None:
-        assert set(h.devices()) == {"gpu-0"}
-        assert h.taints() == {PENDING_TAINT}
+        for node in nodes:
+            assert set(h.devices(node)) == {"gpu-0"}
+            assert h.taints(node) == {PENDING_TAINT}
         await h.until(lambda: h.condition("p", "Pending") == ("True", "DevicesInUse"))
-        cluster.remove(RESOURCE_CLAIMS, "c", NS)
-        await h.until(lambda: not h.devices())
+        for node in nodes:
+            cluster.remove(RESOURCE_CLAIMS, node, NS)
+        await h.until(lambda: not any(map(h.devices, nodes)))
         await h.until(lambda: h.condition("p", "Pending") == ("False", "NothingPending"))
 
     run(cluster, scenario, **SCHEDULER)

@@ -27,7 +27,7 @@ from dra_driver.errors import Forbidden
 from dra_driver.kube import EventRecorder, Informer
 from dra_driver.ownership import PoolAllocator
 
-SECOND = DriverName("nic.example.com")
+SECOND, THIRD = DriverName("nic.example.com"), DriverName("npu.example.com")
 OTHER = "other.example.com"
 GPU = "example.com/gpu"
 
@@ -56,7 +56,7 @@ class HangingClient(FakeClient):
 
 
 class World:
-    """A publisher of two drivers whose loop does not run: a test sees what is due."""
+    """A publisher of three drivers whose loop does not run: a test sees what is due."""
 
     def __init__(self, cluster: FakeClient, **config: Any) -> None:
         self.cluster = cluster
@@ -66,7 +66,7 @@ class World:
         nodes, classes = Informer(cluster, NODES), Informer(cluster, DEVICE_CLASSES)
         policies = Informer(cluster, DEVICE_POLICIES)
         recorder = EventRecorder(cluster, "test", clock)
-        self.config = ControllerConfig(drivers=(DRIVER, SECOND), **config)
+        self.config = ControllerConfig(drivers=(DRIVER, SECOND, THIRD), **config)
         book = PolicyBook(cluster, clock, recorder, policies, timings=self.config.timings)
         self.publisher = Publisher(
             cluster,
@@ -171,9 +171,9 @@ def test_a_slice_of_another_driver_or_of_no_node_concerns_no_pool_of_ours() -> N
 def test_a_slice_has_pools_of_our_other_drivers_looked_at_that_describe_one_of_its_devices() -> None:
     async def scenario(world: World) -> None:
         for node, address in (("n1", "0000:01:00.0"), ("n2", "0000:01:00.0")):
-            world.inventory(node, described("nic-0", address), driver=SECOND)
+            world.inventory(node, described("npu-0", address), driver=THIRD)
         await world.due()
-        of_slice, beside = name_of("n1"), name_of("n1", SECOND)
+        of_slice, beside = name_of("n1"), name_of("n1", THIRD)
         world.slice("n1", described("gpu-0", "0000:02:00.0"))
         assert await world.due() == [of_slice]
         world.slice("n1", described("gpu-1", "0000:01:00.0"))
@@ -189,19 +189,122 @@ def test_a_slice_has_pools_of_our_other_drivers_looked_at_that_describe_one_of_i
     play(scenario)
 
 
+def test_a_device_that_another_driver_withdraws_has_its_node_looked_at_after_ten_seconds() -> None:
+    async def scenario(world: World) -> None:
+        world.slice("n1", described("gpu-1", "0000:01:00.0"), driver=OTHER)
+        assert await world.due() == OURS
+        world.cluster.remove(RESOURCE_SLICES, f"n1-{OTHER}")
+        await asyncio.sleep(9)
+        assert await world.due() == []
+        await asyncio.sleep(2)
+        assert await world.due() == OURS
+
+    play(scenario)
+
+
+def test_inventories_with_a_uuid_in_common_are_looked_at_ten_seconds_after_one_has_changed() -> None:
+    async def scenario(world: World) -> None:
+        names = [name_of(f"n{i}") for i in range(3)]
+        for i, name in enumerate(names):
+            world.inventory(f"n{i}", device("gpu-0", attributes={"uuid": "GPU-1"}))
+            await world.due()
+            await world.publisher.reconcile(name)
+            await asyncio.sleep(60)
+        await world.due()
+        world.cluster.edit(DEVICE_INVENTORIES, names[0], {"spec": {"devices": []}})
+        await world.due()
+        await world.publisher.reconcile(names[0])
+        await world.due()
+        await asyncio.sleep(9)
+        assert await world.due() == []
+        await asyncio.sleep(2)
+        assert await world.due() == names[1:]
+
+    play(scenario)
+
+
+def test_nothing_is_kept_of_inventories_that_are_gone() -> None:
+    async def scenario(world: World) -> None:
+        world.cluster.put(NODES, builders.node("n1", uid="uid-n1"))
+        await world.due()
+        before = kept(world.publisher)
+        assert not any(before.values())
+        world.inventory("n1", device("gpu-0", attributes={"uuid": "GPU-1"}))
+        await world.due()
+        await world.publisher.reconcile(name_of("n1"))
+        assert all(kept(world.publisher).values())
+        world.cluster.remove(DEVICE_INVENTORIES, name_of("n1"))
+        await world.due()
+        assert kept(world.publisher) == before
+
+    play(scenario)
+
+
+def kept(publisher: Publisher) -> dict[str, int]:
+    """Return of how many pools something is kept, by what it is."""
+    assert publisher._policies is not None
+    return {
+        "resources that have gone": len(publisher._gone),
+        "drivers that have gone": len(publisher._gone_drivers),
+        "uuids": len(publisher._uuids._devices),
+        "epochs": len(publisher._attempts._epochs),
+        "policies": len(publisher._policies._pools),
+    }
+
+
+def test_an_inventory_that_is_gone_or_another_drivers_costs_no_more_than_a_look() -> None:
+    async def scenario(world: World) -> None:
+        world.inventory("n1", device("gpu-0", attributes={"uuid": "GPU-1"}), driver=OTHER)
+        await world.due()
+        await world.publisher.probe()
+        calls = len(world.cluster.calls)
+        for name in (name_of("n1", OTHER), name_of("gone")):
+            await world.publisher.reconcile(name)
+        assert len(world.cluster.calls) == calls
+        assert not any(kept(world.publisher).values())
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("status", "shown"),
+    [
+        ({}, True),
+        ({"publication": {"devices": 0}}, False),
+        ({"registration": {"registered": True}}, False),
+    ],
+    ids=["published", "nothing published", "registered"],
+)
+def test_of_a_driver_that_is_no_longer_there_it_is_shown_once_that_nothing_is_published(
+    status: dict[str, Any], shown: bool
+) -> None:
+    async def scenario(world: World) -> None:
+        name = name_of("n1", OTHER)
+        world.inventory("n1", device("gpu-0"), driver=OTHER, registered=False)
+        world.cluster.edit(DEVICE_INVENTORIES, name, {"status": {"publication": {"devices": 1}, **status}})
+        await world.due()
+        for _ in range(2):
+            await world.publisher.reconcile(name)
+            await world.due()
+        writes = [w for w in world.cluster.writes if w.kind == "DeviceInventory"]
+        assert len(writes) == int(shown)
+
+    play(scenario)
+
+
 # --- nodes --------------------------------------------------------------------------------------------------
 
-BOTH = sorted([name_of("n1"), name_of("n1", SECOND)])
+OURS = sorted(name_of("n1", driver) for driver in (DRIVER, SECOND, THIRD))
 
 
 def test_a_node_has_its_pools_looked_at_when_it_comes_and_when_another_takes_its_name() -> None:
     async def scenario(world: World) -> None:
         world.cluster.put(NODES, builders.node("n1", uid="first"))
-        assert await world.due() == BOTH
+        assert await world.due() == OURS
         world.cluster.edit(NODES, "n1", {"metadata": {"annotations": {"a": "b"}}})
         assert await world.due() == []
         world.cluster.edit(NODES, "n1", {"metadata": {"uid": "second"}})
-        assert await world.due() == BOTH
+        assert await world.due() == OURS
 
     play(scenario)
 
@@ -221,7 +324,7 @@ def test_labels_of_a_node_concern_its_pools_where_something_selects_by_them(sele
         world.cluster.edit(NODES, "n1", {"metadata": {"annotations": {"a": "b"}}})
         assert await world.due() == []
         world.cluster.edit(NODES, "n1", {"metadata": {"labels": {"zone": "a"}}})
-        assert await world.due() == (BOTH if selecting else [])
+        assert await world.due() == (OURS if selecting else [])
 
     play(scenario)
 
@@ -234,7 +337,7 @@ def test_what_a_device_plugin_counts_on_a_node_concerns_its_pools() -> None:
         world.cluster.edit(NODES, "n1", {"status": {"capacity": {"example.com/other": "1"}}})
         assert await world.due() == []
         world.cluster.edit(NODES, "n1", {"status": {"capacity": {GPU: "1"}}})
-        assert await world.due() == BOTH
+        assert await world.due() == OURS
 
     play(scenario)
 
@@ -368,12 +471,12 @@ def told(cluster: FakeClient) -> list[str]:
 
 def test_that_the_server_cannot_be_asked_is_shown_on_every_inventory_of_our_drivers() -> None:
     async def scenario(world: World) -> None:
-        for driver in (OTHER, DRIVER, SECOND):
+        for driver in (OTHER, DRIVER, SECOND, THIRD):
             world.inventory("n1", device("gpu-0"), driver=driver)
         await world.due()
         await refused(world)
         await world.publisher.show_unasked()
-        assert sorted(told(world.cluster)) == BOTH
+        assert sorted(told(world.cluster)) == OURS
 
     play(scenario)
 
