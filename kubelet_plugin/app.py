@@ -239,7 +239,12 @@ class Plugin:
         """Start the server that the kubelet calls, or the one by which it finds the plugin."""
         settings = self._configuration
         if server is self._dra:
-            served = (services.DraV1(self._calls), services.DraV1beta1(self._calls), self._health)
+            served = (
+                services.DraV1(self._calls),
+                services.DraV1beta1(self._calls),
+                services.HealthV1(self._health),
+                services.HealthV1alpha1(self._health),
+            )
             await server.start(lambda s: services.register(s, served))
         else:
             registrar = services.Registrar(settings.driver_name, str(settings.dra_socket), self._state)

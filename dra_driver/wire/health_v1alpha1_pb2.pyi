@@ -3,7 +3,7 @@
 isort:skip_file
 The health of devices, streamed to the kubelet (KEP-4680), which copies it into pod status.
 
-A later Kubernetes adds v1 with its own package; it will be a file next to this one.
+The same under the name of Kubernetes 1.37: health_v1.proto.
 """
 
 from collections import abc as _abc

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 import grpc
@@ -22,6 +22,8 @@ from dra_driver.wire import (
     dra_v1_pb2_grpc,
     dra_v1beta1_pb2,
     dra_v1beta1_pb2_grpc,
+    health_v1_pb2,
+    health_v1_pb2_grpc,
     health_v1alpha1_pb2,
     health_v1alpha1_pb2_grpc,
     pluginregistration_pb2,
@@ -33,10 +35,25 @@ from kubelet_plugin.core.registration import RegistrationState
 from kubelet_plugin.devices.table import DeviceTable
 from kubelet_plugin.health.health import ailments, is_unknown, physical_device, troubles
 
-__all__ = ["SUPPORTED_VERSIONS", "Calls", "DraV1", "DraV1beta1", "Health", "Registrar"]
+__all__ = [
+    "SUPPORTED_VERSIONS",
+    "Calls",
+    "DraV1",
+    "DraV1beta1",
+    "Health",
+    "HealthV1",
+    "HealthV1alpha1",
+    "Registrar",
+]
 
-# The first one that the kubelet knows is the one it calls.
-SUPPORTED_VERSIONS: Final = ("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth")
+# Of DRAPlugin, the first one that the kubelet knows is the one it calls. Of DRAResourceHealth it calls v1
+# since Kubernetes 1.37, and v1alpha1 before that.
+SUPPORTED_VERSIONS: Final = (
+    "v1.DRAPlugin",
+    "v1beta1.DRAPlugin",
+    "v1.DRAResourceHealth",
+    "v1alpha1.DRAResourceHealth",
+)
 
 _MAX_MESSAGE: Final = 1024
 # From the end of a transaction until its answer has left the process.
@@ -281,8 +298,8 @@ class DraV1beta1(dra_v1beta1_pb2_grpc.DRAPluginServicer):
         return response
 
 
-class Health(health_v1alpha1_pb2_grpc.DRAResourceHealthServicer):
-    """``v1alpha1.DRAResourceHealth``: the whole list at once, at each change, and before it grows stale.
+class Health:
+    """The health of all devices: the whole list at once, at each change, and before it grows stale.
 
     Times are those at which the hardware was looked at, not those of the messages. What was not looked at for
     longer than ``timeout_seconds`` is unknown (KEP-4680).
@@ -320,17 +337,15 @@ class Health(health_v1alpha1_pb2_grpc.DRAResourceHealthServicer):
         self._stopping.set()
         self._table.changes.notify()
 
-    async def NodeWatchResources(  # noqa: N802 - name of the RPC
-        self, request: health_v1alpha1_pb2.NodeWatchResourcesRequest, context: object
-    ) -> AsyncIterator[health_v1alpha1_pb2.NodeWatchResourcesResponse]:
-        """Send until the kubelet closes the stream or the plugin stops."""
+    async def lists(self) -> AsyncGenerator[health_v1_pb2.NodeWatchResourcesResponse]:
+        """Yield until the kubelet closes the stream or the plugin stops."""
         with self._state.stream():
             while not self._stopping.is_set():
                 seen = self._table.changes.count
                 yield self._list()
                 await self._table.changes.wait(seen, self._resend)
 
-    def _list(self) -> health_v1alpha1_pb2.NodeWatchResourcesResponse:
+    def _list(self) -> health_v1_pb2.NodeWatchResourcesResponse:
         now = int(self._clock.now())
         found = {d.device.name: d for d in self._table.devices}
         listed = {name: (troubles(d.device.health), name) for name, d in found.items()}
@@ -338,7 +353,7 @@ class Health(health_v1alpha1_pb2_grpc.DRAResourceHealthServicer):
         for claim in self._claims() if self._table.complete.is_set() else ():
             for device in claim.devices:
                 listed.setdefault(device.device, (ailments(device, found), physical_device(device)))
-        return health_v1alpha1_pb2.NodeWatchResourcesResponse(
+        return health_v1_pb2.NodeWatchResourcesResponse(
             devices=[
                 self._one(name, ailing, self._table.known_at(physical), now)
                 for name, (ailing, physical) in listed.items()
@@ -347,22 +362,52 @@ class Health(health_v1alpha1_pb2_grpc.DRAResourceHealthServicer):
 
     def _one(
         self, name: str, ailing: Sequence[DeviceHealth], known_at: float | None, now: int
-    ) -> health_v1alpha1_pb2.DeviceHealth:
+    ) -> health_v1_pb2.DeviceHealth:
         stale = known_at is None or now - known_at > self._timeout
-        health = health_v1alpha1_pb2.UNHEALTHY if ailing else health_v1alpha1_pb2.HEALTHY
+        health = health_v1_pb2.UNHEALTHY if ailing else health_v1_pb2.HEALTHY
         if is_unknown(ailing) or (stale and not ailing):
-            health = health_v1alpha1_pb2.UNKNOWN
+            health = health_v1_pb2.UNKNOWN
         message = [f"{h.reason}: {h.message}" if h.message else h.reason for h in ailing]
         if stale:
             since = f"since {rfc3339(known_at)}" if known_at is not None else "yet"
             message.append(f"the device could not be looked at {since}")
-        return health_v1alpha1_pb2.DeviceHealth(
-            device=health_v1alpha1_pb2.DeviceIdentifier(pool_name=self._pool, device_name=name),
+        return health_v1_pb2.DeviceHealth(
+            device=health_v1_pb2.DeviceIdentifier(pool_name=self._pool, device_name=name),
             health=health,
             last_updated_time=int(known_at or 0),
             health_check_timeout_seconds=self._timeout,
             message=_sentence(message),
         )
+
+
+class HealthV1(health_v1_pb2_grpc.DRAResourceHealthServicer):
+    """``v1.DRAResourceHealth``."""
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
+
+    async def NodeWatchResources(  # noqa: N802 - name of the RPC
+        self, request: health_v1_pb2.NodeWatchResourcesRequest, context: object
+    ) -> AsyncIterator[health_v1_pb2.NodeWatchResourcesResponse]:
+        """Send until the kubelet closes the stream or the plugin stops."""
+        async with contextlib.aclosing(self._health.lists()) as lists:
+            async for message in lists:
+                yield message
+
+
+class HealthV1alpha1(health_v1alpha1_pb2_grpc.DRAResourceHealthServicer):
+    """``v1alpha1.DRAResourceHealth``: the same under another name, which kubelets before 1.37 call."""
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
+
+    async def NodeWatchResources(  # noqa: N802 - name of the RPC
+        self, request: health_v1alpha1_pb2.NodeWatchResourcesRequest, context: object
+    ) -> AsyncIterator[health_v1alpha1_pb2.NodeWatchResourcesResponse]:
+        """Send until the kubelet closes the stream or the plugin stops."""
+        async with contextlib.aclosing(self._health.lists()) as lists:
+            async for message in lists:
+                yield health_v1alpha1_pb2.NodeWatchResourcesResponse.FromString(message.SerializeToString())
 
 
 def _sentence(parts: Iterable[str]) -> str:
@@ -380,7 +425,9 @@ def register(server: grpc.aio.Server, servicers: Sequence[object]) -> None:
                 dra_v1_pb2_grpc.add_DRAPluginServicer_to_server(servicer, server)
             case DraV1beta1():
                 dra_v1beta1_pb2_grpc.add_DRAPluginServicer_to_server(servicer, server)
-            case Health():
+            case HealthV1():
+                health_v1_pb2_grpc.add_DRAResourceHealthServicer_to_server(servicer, server)
+            case HealthV1alpha1():
                 health_v1alpha1_pb2_grpc.add_DRAResourceHealthServicer_to_server(servicer, server)
             case _:
                 raise TypeError(f"no service {type(servicer).__name__}")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import ModuleType
 
 from paths import PROJECT
 
 from dra_driver.wire import (
     dra_v1_pb2,
     dra_v1beta1_pb2,
+    health_v1_pb2,
     health_v1alpha1_pb2,
     pluginregistration_pb2,
     podresources_v1_pb2,
@@ -24,6 +26,7 @@ def test_services_have_the_names_the_kubelet_calls() -> None:
         for module in (
             dra_v1_pb2,
             dra_v1beta1_pb2,
+            health_v1_pb2,
             health_v1alpha1_pb2,
             pluginregistration_pb2,
             podresources_v1_pb2,
@@ -38,6 +41,7 @@ def test_services_have_the_names_the_kubelet_calls() -> None:
         "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodeUnprepareResources",
         "pluginregistration.Registration/GetInfo",
         "pluginregistration.Registration/NotifyRegistrationStatus",
+        "v1.DRAResourceHealth/NodeWatchResources",
         "v1.PodResourcesLister/List",
         "v1alpha1.DRAResourceHealth/NodeWatchResources",
     }
@@ -66,6 +70,37 @@ def test_v1beta1_differs_only_in_share_ids() -> None:
     }
     fields["v1"]["Device"].remove(("share_id", 5))
     assert fields["v1"] == fields["v1beta1"]
+
+
+def test_health_v1_is_v1alpha1_under_another_name() -> None:
+    def described(module: ModuleType) -> object:
+        file = module.DESCRIPTOR
+        return (
+            {
+                name: {(f.name, f.number, f.type, f.is_repeated) for f in message.fields}
+                for name, message in file.message_types_by_name.items()
+            },
+            {
+                name: {(v.name, v.number) for v in enum.values}
+                for name, enum in file.enum_types_by_name.items()
+            },
+        )
+
+    assert described(health_v1_pb2) == described(health_v1alpha1_pb2)
+
+
+def test_health_v1_bytes() -> None:
+    health = health_v1_pb2.DeviceHealth(
+        device=health_v1_pb2.DeviceIdentifier(pool_name="p", device_name="d"),
+        health=health_v1_pb2.UNHEALTHY,
+        last_updated_time=3,
+        health_check_timeout_seconds=4,
+        message="m",
+    )
+    one = b"\x0a\x06\x0a\x01p\x12\x01d\x10\x02\x18\x03\x20\x04\x2a\x01m"
+    assert health.SerializeToString() == one
+    answer = health_v1_pb2.NodeWatchResourcesResponse(devices=[health])
+    assert answer.SerializeToString() == b"\x0a" + bytes([len(one)]) + one
 
 
 def test_stubs_are_what_the_sources_give() -> None:

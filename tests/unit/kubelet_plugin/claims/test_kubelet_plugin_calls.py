@@ -239,6 +239,7 @@ def test_registration_raises_the_epoch_and_brings_back_wiped_slices(tmp_path: Pa
             assert list(info.supported_versions) == [
                 "v1.DRAPlugin",
                 "v1beta1.DRAPlugin",
+                "v1.DRAResourceHealth",
                 "v1alpha1.DRAResourceHealth",
             ]
             await eventually(lambda: _registration(kube) == {"registered": True, "epoch": 1})

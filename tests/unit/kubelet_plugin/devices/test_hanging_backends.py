@@ -31,7 +31,13 @@ from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.discovery.core.problems import DriverMissing
 from dra_driver.hardware import DiscoveredDevice, HealthEvent
 from dra_driver.ports import DeviceBackend
-from dra_driver.wire import dra_v1_pb2, dra_v1_pb2_grpc, health_v1alpha1_pb2, health_v1alpha1_pb2_grpc
+from dra_driver.wire import (
+    dra_v1_pb2,
+    dra_v1_pb2_grpc,
+    health_v1_pb2,
+    health_v1alpha1_pb2,
+    health_v1alpha1_pb2_grpc,
+)
 from kubelet_plugin.core.registration import RegistrationState
 from kubelet_plugin.devices.table import DeviceTable
 from kubelet_plugin.grpc.services import Health
@@ -410,12 +416,12 @@ def test_what_was_not_looked_at_for_too_long_is_unknown(hanging: Any) -> None:
         )
         clock.time += 150
         (fresh,) = service._list().devices
-        assert (fresh.health, fresh.last_updated_time) == (HEALTHY, 1_000_000)
+        assert (fresh.health, fresh.last_updated_time) == (health_v1_pb2.HEALTHY, 1_000_000)
         table.released = True
         await table.scan()
         clock.time += 1
         (stale,) = service._list().devices
-        assert (stale.health, stale.last_updated_time) == (UNKNOWN, 1_000_000)
+        assert (stale.health, stale.last_updated_time) == (health_v1_pb2.UNKNOWN, 1_000_000)
         assert stale.message == "the device could not be looked at since 1970-01-12T13:46:40Z"
 
     asyncio.run(life())
