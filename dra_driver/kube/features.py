@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import msgspec
 import structlog
 
 from dra_driver.api import codec
@@ -173,6 +174,8 @@ async def probe_features(client: KubeClient, driver: DriverName, node_name: str 
         together=together,
         multi_allocation=await _survives(client, driver, node_name, _shareable()),
         lists=await _survives(client, driver, node_name, _listed()),
+        partition_types=apart
+        and await _survives(client, driver, node_name, _typed(), partition_type=f"{driver}/probe"),
     )
 
 
@@ -230,6 +233,11 @@ def _consuming() -> Device:
     return Device(name="probe", consumes_counters=(consumed,))
 
 
+def _typed() -> Device:
+    attributes = {"probe": DeviceAttribute(string_value="probe")}
+    return msgspec.structs.replace(_consuming(), attributes=attributes)
+
+
 def _shareable() -> Device:
     return Device(
         name="probe", allow_multiple_allocations=True, capacity={"memory": DeviceCapacity(value=_ONE)}
@@ -241,7 +249,13 @@ def _listed() -> Device:
 
 
 async def _survives(
-    client: KubeClient, driver: DriverName, node_name: str, device: Device, *, counters: bool = False
+    client: KubeClient,
+    driver: DriverName,
+    node_name: str,
+    device: Device,
+    *,
+    counters: bool = False,
+    partition_type: str | None = None,
 ) -> bool:
     spec = ResourceSliceSpec(
         driver=driver,
@@ -251,6 +265,7 @@ async def _survives(
         shared_counters=(CounterSet(name="probe", counters={"memory": Counter(value=_ONE)}),)
         if counters
         else (),
+        partition_type_attribute=partition_type,
     )
     slice_ = ResourceSlice(metadata=ObjectMeta(generate_name=f"{_NAME}-"), spec=spec)
     try:

@@ -15,6 +15,7 @@ from dra_driver.ownership import PoolAllocator
 from dra_driver.resourceslice.device_plugins import PluginDevices
 from dra_driver.resourceslice.devices import clean_devices, has_lists
 from dra_driver.resourceslice.other_drivers import OtherDriver
+from dra_driver.resourceslice.partition_types import declared, with_types
 from dra_driver.resourceslice.policies import PolicyOutcome, PoolSettings, merge_policies
 from dra_driver.resourceslice.published import Forms, PublishedDevice
 from dra_driver.resourceslice.together import MAX_DEVICES_WITH_TAINTS, pack
@@ -56,7 +57,8 @@ def build_slices(
 
     What the server would drop is not published in another meaning: without taints, unhealthy devices are left
     out and the pool cannot be allocated by the controller; without counters there are whole devices only;
-    without multiple allocations nothing is shared; without lists an attribute has its first value.
+    without multiple allocations nothing is shared; without lists an attribute has its first value. The types
+    of partitions are an attribute only where the server can count by it.
 
     What a device plugin of the node hands out, or another driver publishes, is left out whole and in parts,
     unless a policy publishes it all the same. Claims that hold such devices keep them; nothing new is
@@ -105,12 +107,17 @@ def build_slices(
     # The others keep their order.
     ordered = sorted(sorted(forms.forms, key=_preference), key=lambda form: form.base.name not in lent)
     published = [form.device(protected=protected and form.base.name not in lent) for form in ordered]
+    attribute: str | None = None
+    if features.partition_types:
+        types = [form.type for form in ordered]
+        published, attribute = with_types(published, types, inventory.spec.driver)
+    slices = _split(published, forms.counters, protected=protected, together=features.together)
     return DesiredPool(
         driver=inventory.spec.driver,
         pool=PoolName(inventory.spec.node_name),
         node_name=inventory.spec.node_name,
         allocator=allocator,
-        slices=_split(published, forms.counters, protected=protected, together=features.together),
+        slices=declared(slices, attribute),
         problems=tuple(problems),
         wanted=wanted,
         strategy=settings.strategy,

@@ -125,14 +125,16 @@ def _writes(
     pool = ResourcePool(name=desired.pool, generation=generation, resource_slice_count=len(names))
     writes: list[SliceWrite] = []
     for name, content, old in zip(names, desired.slices, present, strict=True):
+        withholds = desired.withholds_counters and content.has_counters
         spec = ResourceSliceSpec(
             driver=desired.driver,
             pool=pool,
             node_name=desired.node_name,
             devices=_with_times(content.devices, old),
             shared_counters=content.shared_counters,
+            # Where counters are withheld the server sees no partitions, and refuses that they have types.
+            partition_type_attribute=None if withholds else content.partition_type_attribute,
         )
-        withholds = desired.withholds_counters and content.has_counters
         if old is None:
             meta = ObjectMeta(
                 name=name,

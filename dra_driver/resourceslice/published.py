@@ -31,6 +31,7 @@ from dra_driver.resourceslice.devices import (
     pending_taint,
     problem_of_attribute,
 )
+from dra_driver.resourceslice.partition_types import WHOLE
 from dra_driver.resourceslice.policies import DeviceSettings, PoolSettings
 from dra_driver.resourceslice.sharing import several_times, shared_form
 from dra_driver.resourceslice.together import problem_of_unit
@@ -48,12 +49,14 @@ class PublishedDevice:
         taints: without the one that protects a pool.
         unhealthy: has a taint for its health; such devices come last.
         consumes: counters of a partition, or of a GPU that can be cut.
+        type: of a partition, or that it is a GPU that can be cut.
     """
 
     base: Device
     taints: tuple[DeviceTaint, ...] = ()
     unhealthy: bool = False
     consumes: tuple[DeviceCounterConsumption, ...] = ()
+    type: str = WHOLE
 
     def device(self, *, protected: bool) -> Device:
         """Return the device as it goes into the slice."""
@@ -184,9 +187,8 @@ class Forms:
             if ill != sick and self._features.taints:
                 own = (*(t for t in taints if t not in sick), *ill)
             blocked = self._blocked(own) if partition.name in withdrawn else own
-            self.forms.append(
-                PublishedDevice(device, blocked, bool(ill), (partitioning.taken_by(partition, counters),))
-            )
+            takes = (partitioning.taken_by(partition, counters),)
+            self.forms.append(PublishedDevice(device, blocked, bool(ill), takes, partition.profile.name))
 
     def _counter_set(
         self,

@@ -44,6 +44,7 @@ class ServerFeatures:
             1.34 has it, in place of slices of their own.
         multi_allocation: ``allowMultipleAllocations`` and request policies (DRAConsumableCapacity).
         lists: attributes with several values (DRAListTypeAttributes).
+        partition_types: ``partitionTypeAttribute`` (DRAPartitionableDevicesType).
     """
 
     taints: bool = True
@@ -51,11 +52,12 @@ class ServerFeatures:
     together: bool = False
     multi_allocation: bool = True
     lists: bool = True
+    partition_types: bool = True
 
     def missing_gates(self) -> tuple[str, ...]:
         """Return the names of the feature gates that are off, as an admin would turn them on.
 
-        Without the gate of lists: it is alpha, hence off on most clusters, which lack nothing by it.
+        Without those of lists and of types: they are alpha, hence off on most clusters, which lack nothing.
         """
         return tuple(gate for name, gate in GATES.items() if not getattr(self, name))
 
@@ -133,10 +135,15 @@ class Withheld:
 
 @dataclass(frozen=True, slots=True)
 class SliceContent:
-    """Devices or counters of one slice; both only for a server that wants them together."""
+    """Devices or counters of one slice; both only for a server that wants them together.
+
+    Attributes:
+        partition_type_attribute: see ``partition_types``; None where no device of the slice has counters.
+    """
 
     devices: tuple[Device, ...] = ()
     shared_counters: tuple[CounterSet, ...] = ()
+    partition_type_attribute: str | None = None
 
     @property
     def has_counters(self) -> bool:

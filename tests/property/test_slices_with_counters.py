@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from examples import examples
@@ -111,3 +112,76 @@ def test_a_device_with_a_partition_in_use_is_free_for_nobody_else(
     else:
         assert gpu not in published
         assert any(f"device {gpu}: left out, parts of it are in use" in text for text in pool.problems)
+
+
+few = st.lists(
+    st.builds(profile, st.integers(1, 3), st.integers(1, 2), st.integers(1, 2), st.integers(0, 1)),
+    max_size=3,
+    unique_by=lambda p: p.name,
+).map(tuple)
+
+
+@st.composite
+def small_pools(draw: st.DrawFn) -> DeviceInventory:
+    """Pools in which the types of partitions are true now and then."""
+    found = draw(pools()) if draw(st.booleans()) else None
+    if found is not None:
+        return found
+    devices = tuple(
+        InventoryDevice(name=f"gpu-{i}", partitions=partitions)
+        for i, partitions in enumerate(draw(st.lists(few, min_size=1, max_size=2)))
+    )
+    spec = DeviceInventorySpec(node_name="n1", driver=DRIVER, devices=devices)
+    return DeviceInventory(metadata=ObjectMeta(name=f"n1.{DRIVER}"), spec=spec)
+
+
+def type_on(device: dict[str, Any], name: str) -> str | None:
+    """The type of a device as kube-controller-manager looks it up."""
+    attributes = device.get("attributes", {})
+    attribute = attributes.get(name, attributes.get(name.removeprefix(f"{DRIVER}/"), {}))
+    value: str | None = attribute.get("string")
+    return value
+
+
+def cost(device: dict[str, Any]) -> str:
+    """What kube-controller-manager compares of devices of one type."""
+    parts = (
+        f"{c['counterSet']}/{name}={counter['value']}"
+        for c in device["consumesCounters"]
+        for name, counter in c["counters"].items()
+    )
+    return ",".join(sorted(parts))
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(found=small_pools(), withholds=st.booleans(), known=st.booleans())
+def test_types_of_partitions_are_those_that_can_be_counted(
+    found: DeviceInventory, withholds: bool, known: bool
+) -> None:
+    pool = build_slices(found, [ALL], features=ServerFeatures(partition_types=known))
+    pool = dataclasses.replace(pool, withholds_counters=withholds)
+    specs = [w.slice.as_stored()["spec"] for w in plan_slices([], pool, OWNER).creates]
+    costs: dict[str, set[str]] = {}
+    for spec in specs:
+        consuming = [d for d in spec.get("devices", ()) if d.get("consumesCounters")]
+        name = spec.get("partitionTypeAttribute")
+        if name is None:
+            assert not (consuming and costs)
+            continue
+        assert known
+        assert consuming  # the API server refuses the slice otherwise
+        for device in consuming:
+            type_ = type_on(device, name)
+            assert type_ is not None  # and where one has none
+            costs.setdefault(type_, set()).add(cost(device))
+    assert all(len(each) == 1 for each in costs.values())
+    assert len(costs) <= 32
+    # Nothing is lost by it, and where each type is at one place of the only GPU, it is there.
+    plain = build_slices(found, [ALL], features=ServerFeatures(partition_types=False))
+    assert [d.name for s in pool.slices for d in s.devices] == [
+        d.name for s in plain.slices for d in s.devices
+    ]
+    cut = [d for d in found.spec.devices if d.partitions]
+    if len(cut) == 1 and pool.partitioned and known and not withholds:
+        places = [len(p.placements) for p in cut[0].partitions]
+        assert bool(costs) is (max(places) == 1 and len(places) < 32)

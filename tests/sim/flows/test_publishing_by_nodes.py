@@ -172,7 +172,7 @@ def test_what_is_asked_of_the_server_is_of_the_own_node_and_pool() -> None:
                 return answer
 
         await probe_features(Noting(cluster.api), DriverName(DEFAULT_DRIVER_NAME), "node-a")
-        assert len(sent) == 3
+        assert len(sent) == 4
         assert {(s.spec.node_name, s.spec.pool.name) for s in sent} == {("node-a", "node-a")}
 
     support.run(scenario, BY_NODES)
