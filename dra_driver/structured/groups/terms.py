@@ -91,6 +91,14 @@ class GroupTerms:
         """The level with a count of members for each domain, if there is one."""
         return next((level for level in self.levels if level.count), None)
 
+    def with_room_for(self, members: int) -> GroupTerms:
+        """Return the terms of a group that has more members than it names: those join the others.
+
+        With parts, as many may come as make the last one whole.
+        """
+        count = self.parts.count if self.parts is not None else 1
+        return replace(self, size=min(members + -members % count, LARGEST_GROUP - LARGEST_GROUP % count))
+
     @property
     def number(self) -> str:
         """The number of members, for people: ``8``, ``4 to 8``, or ``at least 4``."""

@@ -142,6 +142,9 @@ class GroupFinder:
         terms = group_terms(((m.labels or {}, m.annotations or {}) for m in self._metas(members)), key[1])
         if isinstance(terms, str):
             return GroupProblem(key, f"{called(key[1])}: {terms}")
+        if len(members) > terms.size and any(p.spec.node_name and not is_finished(p) for p in members):
+            # A rolling update makes new pods before the old ones go, and they go only when a new one runs.
+            terms = terms.with_room_for(len(members))
         if len(members) > terms.size:
             return GroupProblem(
                 key, f"{called(key[1])} has {len(members)} pods, its {terms.size_key} is {terms.size}"
