@@ -141,3 +141,21 @@ def test_a_pod_that_never_preempts_waits_until_there_is_room() -> None:
         assert not ended
 
     run(scenario)
+
+
+def test_others_are_evicted_for_a_pod_that_kube_scheduler_has_refused_before() -> None:
+    """Without the gate kube-scheduler looks at the pod first, and refuses it for its CPU alone.
+
+    That a claim is allocated is then no reason for it to look again.
+    """
+
+    async def scenario(world: SchedulingWorld, ended: list[str]) -> None:
+        await world.node("full", gpus=1)
+        await full(world, "full")
+        async with world.controller():
+            await important(world, "p", gated=False)
+            took = await world.until_bound(["p"])
+            print(f"bound after {took:.1f} s; evicted: {ended}")
+        assert len(ended) == 1
+
+    run(scenario)

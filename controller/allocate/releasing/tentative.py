@@ -9,9 +9,11 @@ that are to go.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Collection, Sequence
 from typing import Final
 
+import msgspec
 import structlog
 
 from controller.allocate.answers.journal import Journal
@@ -61,6 +63,8 @@ _WRITING_SECONDS: Final = 0.2
 _SOONEST_SECONDS: Final = 0.05
 # kube-scheduler has reserved claims, and binds the pod next or gives them back; or a pool is changing hands.
 _BINDING_SECONDS: Final = 5.0
+# Until kube-scheduler's watch has shown it an allocation.
+_WATCH_SECONDS: Final = 0.5
 _LONGEST_MESSAGE: Final = 300
 # Pods that lose their devices for one that is bound without any, which perhaps needs more than its node has.
 _MOST_DISPLACED: Final = 16
@@ -175,9 +179,38 @@ class TentativeAllocations:
             case Bound():
                 pass
             case Hold(seconds):
+                if not preempting:
+                    seconds = min(seconds, await self._call_attention(pod))
                 self._wakeups.tentative.add_after(key, max(seconds, _SOONEST_SECONDS))
             case Deallocate():
                 await self._deallocate(pod, verdict)
+
+    async def _call_attention(self, pod: Pod) -> float:
+        """Have kube-scheduler look at a pod that it would not look at although its claims are allocated.
+
+        Where a nomination goes, it has all pods of the same or a lower priority looked at that wait for room,
+        as if a pod of that node had ended; the one that was nominated is among them. It nominates the node
+        itself while it evicts others there.
+
+        Returns:
+            The seconds after which to try again.
+        """
+        attempt = self._attempts.uncalled(pod)
+        if attempt is None:
+            return math.inf
+        # Its watches of claims and of pods are not in step: it has to see the allocation by then.
+        left = attempt.since + _WATCH_SECONDS - self._clock.monotonic()
+        if left > 0:
+            return left
+        version = pod.metadata.resource_version
+        if not pod.status.nominated_node_name:
+            version = await self._writer.nominate(pod, attempt.node)
+        meta = msgspec.structs.replace(pod.metadata, resource_version=version)
+        if version and await self._writer.nominate(msgspec.structs.replace(pod, metadata=meta), ""):
+            self._attempts.called(pod.metadata.uid)
+            log.debug("kube-scheduler is made to look at a pod", pod=str(pod.key), node=attempt.node)
+            return math.inf
+        return _BINDING_SECONDS
 
     async def _end_nomination(self, pod: Pod) -> None:
         """Clear the nomination of a pod without devices that kube-scheduler leaves as it is.

@@ -13,12 +13,15 @@ __all__ = [
     "failed_before_nodes",
     "has_no_node",
     "has_node",
+    "ignores_claims",
     "is_about_own_decision",
     "misses_only_claims",
     "report_of",
     "suitable_nodes",
 ]
 
+# What its plugin for preemption says, behind what it says of the nodes as they are.
+_PREEMPTION: Final = "preemption: "
 _FAILURES: Final = ("Unschedulable", "SchedulerError")
 # FitError gives reasons with their numbers of nodes, or what PreFilter said, without a number.
 _LOOKED_AT_NODES: Final = re.compile(r"^\d+/\d+ nodes are available: ")
@@ -99,6 +102,22 @@ def has_no_node(pod: Pod) -> bool:
         and _LOOKED_AT_NODES.match(report.message) is not None
         and not any(reason in report.message for reason in _OF_CLAIMS)
     )
+
+
+def ignores_claims(pod: Pod) -> bool:
+    """Return whether kube-scheduler does not look at a pod again when its claims are allocated.
+
+    It asks the plugins that refused a pod whether a change may help it. Where every node lacked something
+    else, its plugin for claims was not asked before it tried whether evicting others would be enough, and
+    refused that: so kube-scheduler waits for other pods to end, which it does not evict.
+    """
+    if pod.spec.node_name or pod.spec.scheduling_gates:
+        return False
+    report = report_of(pod)
+    if report is None or report.reason != "Unschedulable" or not _LOOKED_AT_NODES.match(report.message):
+        return False
+    refused, _, evicting = report.message.partition(_PREEMPTION)
+    return CANNOT_ALLOCATE in evicting and not any(reason in refused for reason in _OF_CLAIMS)
 
 
 def has_node(old: Pod, new: Pod) -> bool:
