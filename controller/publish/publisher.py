@@ -508,6 +508,4 @@ def _same_for_publishing(old: DeviceInventory, new: DeviceInventory) -> bool:
         meta, status = inventory.metadata, inventory.status
         return meta.owner_references, status.registration, status.publication, status.conditions
 
-    generation = new.metadata.generation
-    same_spec = old.metadata.generation == generation if generation else old.spec == new.spec
-    return same_spec and facts(old) == facts(new)
+    return old.metadata.generation == new.metadata.generation and facts(old) == facts(new)

@@ -26,10 +26,12 @@ from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_SLICES
 from dra_driver.errors import Forbidden
 from dra_driver.kube import EventRecorder, Informer
 from dra_driver.ownership import PoolAllocator
+from dra_driver.structured import Strategy
 
 SECOND, THIRD = DriverName("nic.example.com"), DriverName("npu.example.com")
 OTHER = "other.example.com"
 GPU = "example.com/gpu"
+ZONE_A = {"nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]}
 
 
 def name_of(node: str, driver: str = DRIVER) -> str:
@@ -79,7 +81,9 @@ class World:
             gates=PoolGates(clock, inventories=inventories, slices=slices),
             policies=book,
             extended_resources=ExtendedResources(classes, lambda: None),
+            rule_changed=lambda pool, rule: self.rules.append((pool.pool, rule.strategy)),
         )
+        self.rules: list[tuple[str, Strategy]] = []
         self.informers: tuple[Informer[Any], ...] = (inventories, slices, nodes, classes, policies)
         self.closes: tuple[Callable[[], None], ...] = (self.publisher.queue.close, book.queue.close)
 
@@ -292,6 +296,70 @@ def test_of_a_driver_that_is_no_longer_there_it_is_shown_once_that_nothing_is_pu
     play(scenario)
 
 
+# --- one look -----------------------------------------------------------------------------------------------
+
+
+async def published(world: World, *devices: dict[str, Any]) -> int:
+    """Look at a pool of a node that is there; return the number of devices in its slices."""
+    world.cluster.put(NODES, builders.node("n1", uid="uid-n1"))
+    world.inventory("n1", *devices)
+    await world.due()
+    await world.publisher.reconcile(name_of("n1"))
+    await world.due()
+    slices = [s for s in world.cluster.all(RESOURCE_SLICES) if s.spec.driver == DRIVER]
+    return sum(len(s.spec.devices) for s in slices)
+
+
+def test_a_pool_in_which_nothing_waits_is_not_looked_at_again_by_itself_or_because_devices_are_free() -> None:
+    async def scenario(world: World) -> None:
+        assert await published(world, device("gpu-0")) == 1
+        await world.publisher.reconcile(name_of("n1"))
+        await asyncio.sleep(60)
+        world.publisher.look_at_pending()
+        assert await world.due() == []
+
+    play(scenario)
+
+
+def test_a_device_that_another_driver_offers_is_withheld_where_it_is_not_known_what_claims_hold() -> None:
+    async def scenario(world: World) -> None:
+        one, another = described("gpu-0", "0000:01:00.0"), described("gpu-1", "0000:02:00.0")
+        world.slice("n1", one, driver=OTHER)
+        assert await published(world, one, another) == 1
+
+    play(scenario)
+
+
+def test_a_pool_whose_node_is_not_there_has_no_policy() -> None:
+    async def scenario(world: World) -> None:
+        world.policy(spec={"nodeSelector": ZONE_A, "strategy": "first-fit"})
+        world.inventory("n1", device("gpu-0"))
+        await world.due()
+        await world.publisher.reconcile(name_of("n1"))
+        assert world.rules == []
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("ends", ["the inventory goes", "the node publishes"])
+def test_how_devices_of_a_pool_are_chosen_is_said_once_and_taken_back_at_its_end(ends: str) -> None:
+    async def scenario(world: World) -> None:
+        world.policy(spec={"strategy": "first-fit"})
+        for _ in range(2):
+            await published(world, device("gpu-0"))
+        assert world.rules == [("n1", Strategy.FIRST_FIT)]
+        if ends == "the inventory goes":
+            world.cluster.remove(DEVICE_INVENTORIES, name_of("n1"))
+            await world.due()
+        else:
+            world.cluster.edit(DEVICE_INVENTORIES, name_of("n1"), {"spec": {"publisher": "node"}})
+            await world.due()
+            await world.publisher.reconcile(name_of("n1"))
+        assert world.rules[1:] == [("n1", Strategy.BEST_FIT)]
+
+    play(scenario, allocator=PoolAllocator.SCHEDULER)
+
+
 # --- nodes --------------------------------------------------------------------------------------------------
 
 OURS = sorted(name_of("n1", driver) for driver in (DRIVER, SECOND, THIRD))
@@ -313,13 +381,11 @@ def test_a_node_has_its_pools_looked_at_when_it_comes_and_when_another_takes_its
 def test_labels_of_a_node_concern_its_pools_where_something_selects_by_them(selecting: str | None) -> None:
     async def scenario(world: World) -> None:
         world.cluster.put(NODES, builders.node("n1"))
-        expression = {"key": "zone", "operator": "In", "values": ["a"]}
-        selector = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
         if selecting == "policy":
-            world.policy(spec={"nodeSelector": selector})
+            world.policy(spec={"nodeSelector": ZONE_A})
         elif selecting == "slice":
             one = device("gpu-0", attributes={"uuid": "GPU-1"})
-            world.slice("rack", one, driver=OTHER, nodeName="", nodeSelector=selector)
+            world.slice("rack", one, driver=OTHER, nodeName="", nodeSelector=ZONE_A)
         await world.due()
         world.cluster.edit(NODES, "n1", {"metadata": {"annotations": {"a": "b"}}})
         assert await world.due() == []
