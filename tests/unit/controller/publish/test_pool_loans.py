@@ -65,6 +65,18 @@ def set_slices(world: LendingCluster, *untainted: str) -> None:
     world.cluster.edit(RESOURCE_SLICES, slice_.metadata.name, {"spec": raw["spec"]})
 
 
+def test_an_inventory_that_is_gone_and_of_which_nothing_is_lent_costs_no_more_than_a_look() -> None:
+    world = world_of()
+
+    async def scenario(p: Process) -> None:
+        await ready(p)
+        calls = len(world.cluster.calls)
+        await p.publisher.reconcile(f"n2.{POOL.driver}")
+        assert len(world.cluster.calls) == calls
+
+    run(world, scenario)
+
+
 # --- the way there and back ---------------------------------------------------------------------------------
 
 

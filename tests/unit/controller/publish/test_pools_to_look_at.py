@@ -13,19 +13,31 @@ from builders import DRIVER, device
 from fake_client import FakeClient
 from virtual_time import LoopClock
 
+from controller.allocate.answers.journal import Journal
+from controller.allocate.signal import Signal
+from controller.allocate.state.assume_cache import AssumeCache
 from controller.config import ControllerConfig
 from controller.publish.extended_resources import ExtendedResources
 from controller.publish.gates import PoolGates
 from controller.publish.policies import PolicyBook
 from controller.publish.publisher import POOL_INDEX, Publisher, pool_of
+from dra_driver.api import codec
 from dra_driver.api.core import NODES
-from dra_driver.api.meta import DriverName, Resource
+from dra_driver.api.meta import DriverName, PoolName, Resource
+from dra_driver.api.names import CONTROLLER_TAINT
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES, inventory_name
 from dra_driver.api.own.policy import DEVICE_POLICIES
-from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_SLICES
+from dra_driver.api.resource import (
+    DEVICE_CLASSES,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+    AllocationResult,
+    ResourceClaim,
+)
 from dra_driver.errors import Forbidden
 from dra_driver.kube import EventRecorder, Informer
-from dra_driver.ownership import PoolAllocator
+from dra_driver.ownership import PoolAllocator, PoolID
+from dra_driver.publishing.handover import Handover
 from dra_driver.structured import Strategy
 
 SECOND, THIRD = DriverName("nic.example.com"), DriverName("npu.example.com")
@@ -69,6 +81,9 @@ class World:
         policies = Informer(cluster, DEVICE_POLICIES)
         recorder = EventRecorder(cluster, "test", clock)
         self.config = ControllerConfig(drivers=(DRIVER, SECOND, THIRD), **config)
+        claims = Informer(cluster, RESOURCE_CLAIMS)
+        self.cache = AssumeCache(claims, Journal(), Signal())
+        self.gates = PoolGates(clock, inventories=inventories, slices=slices)
         book = PolicyBook(cluster, clock, recorder, policies, timings=self.config.timings)
         self.publisher = Publisher(
             cluster,
@@ -78,13 +93,14 @@ class World:
             inventories=inventories,
             slices=slices,
             nodes=nodes,
-            gates=PoolGates(clock, inventories=inventories, slices=slices),
+            gates=self.gates,
             policies=book,
+            assume_cache=self.cache,
             extended_resources=ExtendedResources(classes, lambda: None),
             rule_changed=lambda pool, rule: self.rules.append((pool.pool, rule.strategy)),
         )
         self.rules: list[tuple[str, Strategy]] = []
-        self.informers: tuple[Informer[Any], ...] = (inventories, slices, nodes, classes, policies)
+        self.informers: tuple[Informer[Any], ...] = (inventories, slices, nodes, classes, policies, claims)
         self.closes: tuple[Callable[[], None], ...] = (self.publisher.queue.close, book.queue.close)
 
     def inventory(self, node: str, *devices: dict[str, Any], driver: str = DRIVER, **more: Any) -> None:
@@ -321,7 +337,49 @@ def test_a_pool_in_which_nothing_waits_is_not_looked_at_again_by_itself_or_becau
     play(scenario)
 
 
-def test_a_device_that_another_driver_offers_is_withheld_where_it_is_not_known_what_claims_hold() -> None:
+def allocators(world: World) -> set[str]:
+    """Return who may allocate the devices that are published, by their taints."""
+    devices = [d for s in world.cluster.all(RESOURCE_SLICES) for d in s.spec.devices]
+    return {"controller" if any(t.key == CONTROLLER_TAINT for t in d.taints) else "anybody" for d in devices}
+
+
+def test_a_pool_goes_to_kube_scheduler_only_when_no_allocation_is_being_written_any_more() -> None:
+    async def scenario(world: World) -> None:
+        await published(world, device("gpu-0"))
+        world.policy(spec={"allocator": "scheduler"})
+        claim = codec.convert(ResourceClaim, builders.claim("c", uid="uid-c"))
+        raw = builders.allocation(builders.result("n1", "gpu-0"))["allocation"]
+        world.cache.assume(claim, codec.convert(AllocationResult, raw))
+        await looks(world, 60)
+        assert allocators(world) == {"controller"}
+        world.cache.release(claim)
+        await looks(world, 60)
+        assert allocators(world) == {"anybody"}
+
+    play(scenario, allocator=PoolAllocator.CONTROLLER)
+
+
+async def looks(world: World, seconds: int) -> None:
+    """Look at a pool every second."""
+    for _ in range(seconds):
+        await world.publisher.reconcile(name_of("n1"))
+        await asyncio.sleep(1)
+
+
+def test_whose_a_pool_is_stays_known_while_its_inventory_is_not_believed() -> None:
+    async def scenario(world: World) -> None:
+        await published(world, device("gpu-0"))
+        pool = PoolID(DRIVER, PoolName("n1"))
+        before = world.gates.handover(pool)
+        assert before != Handover()
+        world.cluster.edit(NODES, "n1", {"metadata": {"uid": "another"}})
+        await looks(world, 4)
+        assert world.gates.handover(pool) == before
+
+    play(scenario, allocator=PoolAllocator.CONTROLLER)
+
+
+def test_a_device_that_another_driver_offers_is_withheld() -> None:
     async def scenario(world: World) -> None:
         one, another = described("gpu-0", "0000:01:00.0"), described("gpu-1", "0000:02:00.0")
         world.slice("n1", one, driver=OTHER)
