@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import builders
+import msgspec
 import pytest
 import virtual_time
 from builders import DRIVER, device
@@ -37,6 +38,7 @@ from dra_driver.api.resource import (
 from dra_driver.errors import Forbidden
 from dra_driver.kube import EventRecorder, Informer
 from dra_driver.ownership import PoolAllocator, PoolID
+from dra_driver.publishing.freeze import FreezeState
 from dra_driver.publishing.handover import Handover
 from dra_driver.structured import Strategy
 
@@ -357,6 +359,28 @@ def test_a_pool_goes_to_kube_scheduler_only_when_no_allocation_is_being_written_
         assert allocators(world) == {"anybody"}
 
     play(scenario, allocator=PoolAllocator.CONTROLLER)
+
+
+def test_a_pool_whose_last_write_is_not_shown_yet_is_not_opened_within_the_next_write() -> None:
+    async def scenario(world: World) -> None:
+        await published(world, device("gpu-0"))
+        pool, during = PoolID(DRIVER, PoolName("n1")), []
+        (slice_,) = world.cluster.all(RESOURCE_SLICES)
+        later = msgspec.structs.replace(slice_.metadata, resource_version="999999")
+        world.gates.begin(pool)
+        world.gates.wrote(msgspec.structs.replace(slice_, metadata=later))
+        world.gates.end(pool)
+        assert world.gates.freeze(pool).state is FreezeState.UNSEEN
+
+        def record(verb: str, kind: str, *_: str) -> None:
+            if kind == "ResourceSlice" and verb != "dry-run":
+                during.append(world.gates.freeze(pool).state)
+
+        world.cluster.before = record
+        assert await published(world, device("gpu-0"), device("gpu-1")) == 2
+        assert set(during) == {FreezeState.WRITING}
+
+    play(scenario)
 
 
 async def looks(world: World, seconds: int) -> None:
