@@ -248,7 +248,7 @@ def _check_pod_update(new: Raw, old: Raw, causes: Causes) -> None:
         for i, container in enumerate(new.get(kind) or []):
             if not container.get("image"):
                 causes.required(f"spec.{kind}[{i}].image")
-    gates_before = [g.get("name") for g in old.get("schedulingGates") or []]
+    gates_before = {g.get("name") for g in old.get("schedulingGates") or []}
     for i, gate in enumerate(new.get("schedulingGates") or []):
         if gate.get("name") not in gates_before:
             causes.forbidden(
