@@ -11,10 +11,12 @@ import asyncio
 import selectors
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
-from typing import Any, TypeVar, TypeVarTuple, Unpack
+from contextvars import Context
+from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+_SHORTEST: Final = 1e-6
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
@@ -46,6 +48,20 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         """Return the seconds since the loop was made."""
         return self._seconds
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Let the clock move for each timer.
+
+        One within the clock's resolution is due at once. Whoever asks for the rest of a time, which rounding
+        has left, would ask for ever, where a real clock goes on by itself.
+        """
+        return super().call_at(max(when, self._seconds + _SHORTEST), callback, *args, context=context)
 
     def compute(self, seconds: float) -> None:
         """Let time go by while a callback runs, as if it computed for so long."""
