@@ -170,11 +170,13 @@ class ReviewProcess:
     async def _look(self) -> None:
         """Ask whether it is there, and end it where it is not."""
         looks, waited = 0.0, self._waited(self.pid)
-        while looks < (_LOOKS if self._answered else _FIRST_LOOKS):
+        while True:
             if self._asked == self._answered:
                 looks = 0.0
                 self._asked += 1
                 self._send(Ping(number=self._asked))
+            elif looks >= (_LOOKS if self._answered else _FIRST_LOOKS):
+                break
             await asyncio.sleep(self._look_seconds)
             before, waited = waited, self._waited(self.pid)
             looks += _STARVED_LOOK if waited - before >= self._look_seconds / 2 else 1

@@ -115,12 +115,12 @@ def test_a_process_that_got_no_processor_is_not_taken_for_one_that_hangs(starved
     def waited(_: int) -> float:
         nonlocal looks
         looks += 1
-        return looks * 0.05 if starved else 0.0
+        return looks * 0.1 if starved else 0.0
 
     async def looks_until_the_end() -> int:
         ended = asyncio.Event()
         process = ReviewProcess(
-            START, lambda _: None, lambda why: ended.set() if why == "hangs" else None, 0.05, waited
+            START, lambda _: None, lambda why: ended.set() if why == "hangs" else None, 0.1, waited
         )
         running = asyncio.create_task(process.run())
         await asyncio.wait_for(process.answers.wait(), 60)
@@ -132,6 +132,37 @@ def test_a_process_that_got_no_processor_is_not_taken_for_one_that_hangs(starved
 
     needed = asyncio.run(looks_until_the_end())
     assert needed >= 40 if starved else needed <= 10
+
+
+def test_a_process_that_was_long_in_starting_goes_on_when_it_answers() -> None:
+    """Its start may take more looks than a later answer."""
+    looks = 0
+
+    def waited(_: int) -> float:
+        nonlocal looks
+        looks += 1
+        return 0.0
+
+    async def ends() -> list[str]:
+        found: list[str] = []
+        process = ReviewProcess(START, lambda _: None, found.append, 0.1, waited)
+        running = asyncio.create_task(process.run())
+        while not process.pid:
+            await asyncio.sleep(0)
+        # For ten looks, of the sixty that a start may take.
+        os.kill(process.pid, signal.SIGSTOP)
+        while looks < 10:
+            await asyncio.sleep(0.01)
+        os.kill(process.pid, signal.SIGCONT)
+        await asyncio.wait_for(process.answers.wait(), 60)
+        before = looks
+        while looks < before + 5:
+            await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.wait([running])
+        return found
+
+    assert asyncio.run(ends()) == []
 
 
 def test_the_kernel_says_how_long_a_process_has_waited_for_a_processor() -> None:
