@@ -340,6 +340,7 @@ def test_no_more_devices_are_lent_than_can_be_recalled() -> None:
     run(world, scenario)
 
 
+@pytest.mark.long
 def test_what_one_node_notes_leaves_room_for_the_loans_of_others() -> None:
     """As a node's agent could where no policy keeps it from writing the controller's note."""
     world = world_of()
