@@ -229,17 +229,17 @@ class Attempts:
             nominated = nominated or attempt.nominated
             self._put(pod, replace(attempt, since=now, handed_over=True, nominated=nominated))
 
-    def uncalled(self, pod: Pod) -> Attempt | None:
+    def to_requeue(self, pod: Pod) -> Attempt | None:
         """Return the attempt of a pod that kube-scheduler would not look at; None: it does, or will."""
         attempt = self._attempts.get(pod.metadata.uid)
-        called = attempt is None or attempt.called or attempt.failed or not attempt.handed_over
-        return None if called or not ignores_claims(pod) else attempt
+        settled = attempt is None or attempt.requeued or attempt.failed or not attempt.handed_over
+        return None if settled or not ignores_claims(pod) else attempt
 
-    def called(self, pod: Uid) -> None:
+    def requeued(self, pod: Uid) -> None:
         """Note that kube-scheduler was made to look at a pod."""
         attempt = self._attempts.get(pod)
         if attempt is not None:
-            self._put(pod, replace(attempt, called=True))
+            self._put(pod, replace(attempt, requeued=True))
 
     def seen(self, pod: Pod, now: float) -> bool:
         """Take in a version of a pod, perhaps with a sign; return whether the pod has an attempt."""

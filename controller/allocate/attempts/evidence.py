@@ -41,7 +41,7 @@ class Attempt:
         probe: kube-scheduler had no node for the pod by its last report, and nothing shows that it has looked
             at the pod since; ``seconds`` are few.
         failed: evidence was found; allocations that are left are used by other pods, or being deallocated.
-        called: kube-scheduler was made to look at the pod.
+        requeued: kube-scheduler was made to look at the pod again.
     """
 
     pod: PodID
@@ -56,7 +56,7 @@ class Attempt:
     nominated: str = ""
     probe: bool = False
     failed: bool = False
-    called: bool = False
+    requeued: bool = False
 
     @property
     def namespace(self) -> str:

@@ -180,12 +180,12 @@ class TentativeAllocations:
                 pass
             case Hold(seconds):
                 if not preempting:
-                    seconds = min(seconds, await self._call_attention(pod))
+                    seconds = min(seconds, await self._requeue(pod))
                 self._wakeups.tentative.add_after(key, max(seconds, _SOONEST_SECONDS))
             case Deallocate():
                 await self._deallocate(pod, verdict)
 
-    async def _call_attention(self, pod: Pod) -> float:
+    async def _requeue(self, pod: Pod) -> float:
         """Have kube-scheduler look at a pod that it would not look at although its claims are allocated.
 
         Where a nomination goes, it has all pods of the same or a lower priority looked at that wait for room,
@@ -195,7 +195,7 @@ class TentativeAllocations:
         Returns:
             The seconds after which to try again.
         """
-        attempt = self._attempts.uncalled(pod)
+        attempt = self._attempts.to_requeue(pod)
         if attempt is None:
             return math.inf
         # Its watches of claims and of pods are not in step: it has to see the allocation by then.
@@ -207,7 +207,7 @@ class TentativeAllocations:
             version = await self._writer.nominate(pod, attempt.node)
         meta = msgspec.structs.replace(pod.metadata, resource_version=version)
         if version and await self._writer.nominate(msgspec.structs.replace(pod, metadata=meta), ""):
-            self._attempts.called(pod.metadata.uid)
+            self._attempts.requeued(pod.metadata.uid)
             log.debug("kube-scheduler is made to look at a pod", pod=str(pod.key), node=attempt.node)
             return math.inf
         return _BINDING_SECONDS
