@@ -29,6 +29,7 @@ from controller.allocate.decide import (
     ObjectSeen,
     PodExpected,
     PodGroupsUnknown,
+    PoolBusy,
     PoolChanged,
     QuestionHeavy,
     VolumesKnown,
@@ -39,7 +40,6 @@ from controller.allocate.decide import (
 )
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.meta import ObjectKey, Uid
-from dra_driver.api.own.inventory import DeviceInventory
 from dra_driver.api.resource import (
     AllocationResult,
     DeviceClass,
@@ -68,7 +68,6 @@ _KINDS: Final[tuple[type[Watched], ...]] = (
     DeviceClass,
     DeviceTaintRule,
     ResourceSlice,
-    DeviceInventory,
     PodGroup,
     StorageClass,
     CSINode,
@@ -99,6 +98,7 @@ class Journal:
         self._claims: dict[ObjectKey, ResourceClaim] = {}
         self._assumed: dict[Uid, ClaimAssumed] = {}
         self._pools: dict[PoolID, PoolChanged] = {}
+        self._busy: dict[PoolID, PoolBusy] = {}
         self._expected: dict[Uid, PodExpected] = {}
         self._turned_down: dict[str | None, dict[Uid, list[NodeTurnedDown]]] = {}
         # Of pods that are gone as well: their namespaces go on.
@@ -174,6 +174,10 @@ class Journal:
                 self._pools[pool] = change
                 self._turned_down.pop(pool.pool, None)
                 self.freshness.pool_changed(pool, self.version)
+            case PoolBusy(pool, devices):
+                self._busy.pop(pool, None)
+                if devices:
+                    self._busy[pool] = change
             case PodExpected(pod_id, node):
                 self._expected.pop(pod_id.uid, None)
                 known = self._objects[Pod].get(pod_id.key)
@@ -285,6 +289,7 @@ class Journal:
         yield from map(ClaimSeen, _each(self._claims))
         yield from _each(self._assumed)
         yield from _each(self._pools)
+        yield from _each(self._busy)
         yield from _each(self._expected)
         yield from _each(self._heavy)
         yield from _each(self._struck)

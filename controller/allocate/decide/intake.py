@@ -23,6 +23,7 @@ from controller.allocate.decide.messages import (
     PodExpected,
     PodGroupsUnknown,
     PodID,
+    PoolBusy,
     PoolChanged,
     VolumesKnown,
     Watched,
@@ -46,7 +47,6 @@ from controller.allocate.decide.state.objects import (
 from controller.allocate.decide.state.pod_groups import PodGroupView
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.meta import ObjectKey
-from dra_driver.api.own.inventory import DeviceInventory
 from dra_driver.api.resource import DeviceClass
 from dra_driver.api.scheduling import PodGroup
 from dra_driver.nodefit.volumes import STORAGE_KINDS
@@ -136,6 +136,8 @@ class Intake:
                 self._claims.set_lent(pool, lent)
                 self._decider.set_pool(pool, blocked=blocked, policy=policy)
                 self._improved(True)
+            case PoolBusy(pool, devices):
+                self._cluster.set_busy(pool, devices)
             case PodExpected(pod_id, node_name):
                 self._pod_expected(pod_id, node_name)
             case NodeTurnedDown(uid, node_name, at):
@@ -176,7 +178,7 @@ class Intake:
             self._cluster.put(item)
             if isinstance(item, DeviceClass):
                 self._placements.class_changed(item.metadata.name, item)
-            self._improved(not isinstance(item, DeviceInventory))
+            self._improved(True)
 
     def _pod_seen(self, pod: Pod) -> None:
         old = self._pods.put(pod)
@@ -231,7 +233,7 @@ class Intake:
             self._backoff.node_gone(key.name)
         elif kind is DeviceClass:
             self._placements.class_changed(key.name, None)
-        self._improved(kind is not DeviceInventory)
+        self._improved(True)
 
     def _forget_groups(self, pod: Pod) -> None:
         claims = (self._claims.get(key) for key in claims_of(pod))

@@ -13,7 +13,6 @@ from controller.allocate.decide.learned import GroupHeld, Learned, NamespaceStru
 from controller.allocate.decide.order import Rank
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.meta import DriverName, ObjectKey, Uid
-from dra_driver.api.own.inventory import DeviceInventory
 from dra_driver.api.resource import (
     AllocationResult,
     DeviceClass,
@@ -52,6 +51,7 @@ __all__ = [
     "PodID",
     "PodPlacement",
     "PodQuestion",
+    "PoolBusy",
     "PoolChanged",
     "Proceed",
     "Refuse",
@@ -67,9 +67,7 @@ __all__ = [
 _SLACK_SECONDS: Final = 0.1
 
 
-Watched = (
-    Node | Pod | PodGroup | DeviceClass | ResourceSlice | DeviceInventory | DeviceTaintRule | StorageObject
-)
+Watched = Node | Pod | PodGroup | DeviceClass | ResourceSlice | DeviceTaintRule | StorageObject
 """Objects of which decisions need no more than what the API server has."""
 
 
@@ -198,6 +196,19 @@ class PoolChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolBusy:
+    """A node reports on which devices of a pool of its own something runs.
+
+    Attributes:
+        pool: which one.
+        devices: their names; all others are idle, or report nothing.
+    """
+
+    pool: PoolID
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PodExpected:
     """A pod will run on a node, because its devices are allocated there.
 
@@ -287,6 +298,7 @@ Change = (
     | DevicesSetAside
     | VolumesKnown
     | PodGroupsUnknown
+    | PoolBusy
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import os
 import select
@@ -28,6 +29,8 @@ def main(descriptor: int, parent: int) -> int:
     """
     limits.end_with_parent(parent)
     limits.prefer_to_end(500)
+    # Until the service is ready: what comes by then stays, and would be looked at again and again.
+    gc.disable()
     with contextlib.closing(socket.socket(fileno=descriptor)) as connection:
         os.set_inheritable(descriptor, False)
         service = Service(connection.sendall, descriptor)

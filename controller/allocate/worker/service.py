@@ -124,7 +124,8 @@ class Service:
         self._version = message.number
         if message.code == Code.READY:
             self._decisions.refresh()
-            self._collect()
+            gc.freeze()
+            gc.enable()
             self._count_shapes()
         else:
             self._decisions.apply(change_of(message))

@@ -26,6 +26,7 @@ from controller.allocate.decide import (
     ObjectSeen,
     PodExpected,
     PodGroupsUnknown,
+    PoolBusy,
     PoolChanged,
     QuestionHeavy,
     Settings,
@@ -35,7 +36,6 @@ from controller.allocate.decide import (
 from dra_driver.api import codec
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.meta import ObjectKey
-from dra_driver.api.own.inventory import DeviceInventory
 from dra_driver.api.resource import (
     DeviceClass,
     DeviceTaintRule,
@@ -77,7 +77,6 @@ _KINDS: Final[tuple[type[Watched], ...]] = (
     Pod,
     DeviceClass,
     ResourceSlice,
-    DeviceInventory,
     DeviceTaintRule,
     PersistentVolumeClaim,
     PersistentVolume,
@@ -100,6 +99,7 @@ _CHANGES: Final[tuple[type[Any], ...]] = (
     VolumesKnown,
     PodGroupsUnknown,
     ClaimRenewed,
+    PoolBusy,
 )
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import msgspec
 
-from dra_driver.api.meta import PoolName
-from dra_driver.api.own.inventory import DeviceInventory, inventory_name
 from dra_driver.api.resource import Device, DeviceAttribute, ResourceSlice
 from dra_driver.ownership import PoolID, pool_of_slice
 
@@ -21,12 +19,10 @@ _BUSY = DeviceAttribute(bool_value=True)
 
 
 class BusyDevices:
-    """The busy devices of each pool, by the DeviceInventories."""
+    """The busy devices of each pool."""
 
     def __init__(self) -> None:
         self._busy: dict[PoolID, frozenset[str]] = {}
-        # Inventory → its pool, for those that are gone.
-        self._pools: dict[str, PoolID] = {}
         # Pools whose busy devices are others than when they were last taken.
         self._changed: set[PoolID] = set()
 
@@ -34,21 +30,8 @@ class BusyDevices:
         """Return whether there is something new."""
         return bool(self._changed)
 
-    def put(self, inventory: DeviceInventory) -> None:
-        """Take in an inventory that was added or changed."""
-        spec = inventory.spec
-        if inventory.metadata.name != inventory_name(spec.node_name, spec.driver):
-            return  # A node describes only itself.
-        pool = PoolID(spec.driver, PoolName(spec.node_name))
-        self._pools[inventory.metadata.name] = pool
-        self._set(pool, frozenset(inventory.status.activity.busy))
-
-    def remove(self, name: str) -> None:
-        """Forget an inventory that is gone."""
-        if (pool := self._pools.pop(name, None)) is not None:
-            self._set(pool, frozenset())
-
-    def _set(self, pool: PoolID, devices: frozenset[str]) -> None:
+    def put(self, pool: PoolID, devices: frozenset[str]) -> None:
+        """Take in which devices of a pool are busy now."""
         if self._busy.get(pool, frozenset()) == devices:
             return
         self._changed.add(pool)

@@ -10,7 +10,6 @@ from controller.allocate.decide.state.ownership import OwnershipIndex
 from controller.allocate.decide.state.pool_owners import Owner, PoolOwners
 from dra_driver.api.core import Node
 from dra_driver.api.meta import DriverName, ObjectKey
-from dra_driver.api.own.inventory import DeviceInventory
 from dra_driver.api.resource import DeviceClass, DeviceTaintRule, ResourceSlice
 from dra_driver.ownership import PoolID
 from dra_driver.structured import AllocatedState, Snapshot, concerns, with_rules
@@ -68,7 +67,7 @@ class ClusterState:
 
     # --- changes --------------------------------------------------------------------------------------------
 
-    def put(self, item: Node | DeviceClass | ResourceSlice | DeviceInventory | DeviceTaintRule) -> None:
+    def put(self, item: Node | DeviceClass | ResourceSlice | DeviceTaintRule) -> None:
         """Note an object that was added or changed."""
         match item:
             case Node():
@@ -83,8 +82,6 @@ class ClusterState:
                 self._classes.put(item)
             case DeviceTaintRule():
                 self._rule_changes.put(item)
-            case DeviceInventory():
-                self._busy.put(item)
 
     def remove(self, kind: type[object], name: str) -> None:
         """Note that an object is gone."""
@@ -98,8 +95,10 @@ class ClusterState:
             self._classes.remove(name)
         elif kind is DeviceTaintRule:
             self._rule_changes.remove(name)
-        elif kind is DeviceInventory:
-            self._busy.remove(name)
+
+    def set_busy(self, pool: PoolID, devices: Iterable[str]) -> None:
+        """Note on which devices of a pool something runs."""
+        self._busy.put(pool, frozenset(devices))
 
     def set_lent(self, pool: PoolID, devices: frozenset[str]) -> None:
         """Note which devices of a pool are lent."""

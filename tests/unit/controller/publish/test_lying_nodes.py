@@ -14,17 +14,18 @@ from builders import DRIVER, device
 from fake_client import FakeClient
 from test_publisher_epochs import Harness, Scenario, cluster_with_node, publishing
 
-from controller.allocate.decide import Change, ObjectGone, ObjectSeen
+from controller.allocate.answers.journal import Journal
+from controller.allocate.decide import Change, PoolBusy
 from controller.allocate.state.following import ACTIVITY_SECONDS, follow
 from controller.publish.pace import BURST, SECONDS, Pace
 from controller.publish.same_uuids import SameUuids
 from dra_driver.api import codec
 from dra_driver.api.core import EVENTS, NODES, PODS, Node
-from dra_driver.api.meta import Uid
+from dra_driver.api.meta import DriverName, PoolName, Uid
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES, DeviceInventory
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_SLICES, Condition
 from dra_driver.kube import Informer
-from dra_driver.ownership import owner_of
+from dra_driver.ownership import PoolID, owner_of
 from dra_driver.resourceslice import build_slices, plan_slices
 from dra_driver.resourceslice.plan import MAX_GENERATION
 
@@ -319,13 +320,47 @@ def test_decisions_hear_of_busy_devices_now_and_then() -> None:
             await asyncio.sleep(0.01)
         assert len(heard) <= 2 + 10 / ACTIVITY_SECONDS
         await asyncio.sleep(ACTIVITY_SECONDS)
-        last = heard[-1]
-        assert isinstance(last, ObjectSeen)
-        assert isinstance(last.object, DeviceInventory)
-        assert last.object.status.activity.busy == ("gpu-999",)
+        pool = PoolID(DriverName(DRIVER), PoolName("n1"))
+        assert heard[-1] == PoolBusy(pool, ("gpu-999",))
         cluster.remove(DEVICE_INVENTORIES, f"n1.{DRIVER}")
-        await asyncio.sleep(0.01)
-        assert isinstance(heard[-1], ObjectGone)
+        await asyncio.sleep(ACTIVITY_SECONDS)
+        assert heard[-1] == PoolBusy(pool, ())
+        task.cancel()
+
+    virtual_time.run(main())
+
+
+def test_of_inventories_only_busy_devices_are_passed_on() -> None:
+    """All else is in the slices. A new worker was sent 35 kB for each node that it did not read."""
+    cluster = with_liar(gpu("gpu-a"))
+    journal = Journal()
+
+    async def main() -> None:
+        inventories = Informer(cluster, DEVICE_INVENTORIES)
+        follow(
+            journal.apply,
+            pods=Informer(cluster, PODS),
+            nodes=Informer(cluster, NODES),
+            slices=Informer(cluster, RESOURCE_SLICES),
+            classes=Informer(cluster, DEVICE_CLASSES),
+            inventories=inventories,
+        )
+        task = asyncio.create_task(inventories.run())
+        await inventories.synced.wait()
+        assert list(journal.replay()) == []
+        busy = {"status": {"activity": {"busy": ["gpu-000"], "idle": ["gpu-001"]}}}
+        cluster.edit(DEVICE_INVENTORIES, f"n1.{DRIVER}", busy)
+        # A node describes only itself, whatever its inventory is called.
+        cluster.put(
+            DEVICE_INVENTORIES, {**builders.inventory("n1", gpu("gpu-a")), "metadata": {"name": "n9"}}
+        )
+        cluster.edit(DEVICE_INVENTORIES, "n9", {"status": {"activity": {"busy": ["gpu-001"]}}})
+        await asyncio.sleep(ACTIVITY_SECONDS)
+        pool = PoolID(DriverName(DRIVER), PoolName("n1"))
+        assert list(journal.replay()) == [PoolBusy(pool, ("gpu-000",))]
+        cluster.edit(DEVICE_INVENTORIES, f"n1.{DRIVER}", {"status": {"activity": {"busy": []}}})
+        await asyncio.sleep(ACTIVITY_SECONDS)
+        assert list(journal.replay()) == []
         task.cancel()
 
     virtual_time.run(main())

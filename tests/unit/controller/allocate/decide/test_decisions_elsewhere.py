@@ -5,7 +5,6 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-import builders
 import msgspec
 import pytest
 from examples import share
@@ -31,6 +30,7 @@ from controller.allocate.decide import (
     PodExpected,
     PodID,
     PodQuestion,
+    PoolBusy,
     PoolChanged,
     PoolOwners,
     Proceed,
@@ -57,7 +57,6 @@ from dra_driver.api import codec
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.meta import DriverName, ObjectKey, PoolName, Uid
 from dra_driver.api.names import ALLOCATION_GATE, CONTROLLER_TAINT, GROUP_LABEL, GROUP_SIZE_LABEL
-from dra_driver.api.own.inventory import DeviceInventory
 from dra_driver.api.resource import (
     AllocationResult,
     DeviceClass,
@@ -333,8 +332,8 @@ class Scenario:
             case 2:
                 self.both.apply(ObjectGone(ResourceSlice, ObjectKey("", f"{node}-{OURS}")))
             case 3:
-                inventory = builders.inventory(node, driver=OURS)
-                self.both.seen(DeviceInventory, {**inventory, "status": {"activity": {"busy": ["d0"]}}})
+                busy = ("d0",) if self.rng.random() < 0.7 else ()
+                self.both.apply(PoolBusy(PoolID(OURS, PoolName(node)), busy))
             case _:
                 taint = {"key": "example.com/sick", "effect": self.rng.choice(["NoSchedule", "None"])}
                 spec = {"deviceSelector": {"pool": node}, "taint": taint}
