@@ -23,6 +23,7 @@ from apiserver_client import (
 
 from dra_driver.sim.apiserver.objects.fields import struct_type
 from dra_driver.sim.apiserver.objects.status import StatusError
+from dra_driver.sim.apiserver.writing.managed import Manager, record_update
 from dra_driver.sim.apiserver.writing.patches import json_patch, merge_patch, strategic_merge
 
 
@@ -214,3 +215,23 @@ def test_apply_reads_yaml() -> None:
         assert (code, answer["data"]) == (201, {"day": "2026-01-01"})
 
     run(scenario)
+
+
+class CountedItem(dict[str, str]):
+    """An item of a list that counts how often it is asked for its fields."""
+
+    asked = 0
+
+    def get(self, *arguments: Any) -> Any:
+        CountedItem.asked += 1
+        return super().get(*arguments)
+
+
+def test_owners_of_a_long_list_are_found_without_searching_it_for_each_item() -> None:
+    """A pod with 1,000 scheduling gates took the API server a second, and others waited."""
+    many = 300
+    gates = [CountedItem(name=f"example.com/{i}") for i in range(many)]
+    made: Raw = {"metadata": {"name": "p"}, "spec": {"schedulingGates": gates}}
+    record_update(struct_type("core.Pod"), None, made, Manager("kubectl", "v1", "", "now"))
+    assert len(made["metadata"]["managedFields"][0]["fieldsV1"]["f:spec"]["f:schedulingGates"]) == many
+    assert CountedItem.asked < 10 * many

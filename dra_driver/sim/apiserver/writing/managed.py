@@ -234,7 +234,8 @@ def record_update(type_: Type, old: Raw | None, new: Raw, manager: Manager) -> N
     else:
         _diff(type_, _strip(old), _strip(new), (), changed, removed)
     # Unlike server-side apply, an update does not own empty values.
-    emptied = {p for p in changed if not p or _value(new, p) in ({}, [])}
+    values = _Values(new)
+    emptied = {p for p in changed if not p or values.at(p) in ({}, [])}
     changed -= emptied
     removed |= emptied
     if changed or removed:
@@ -290,12 +291,13 @@ def apply(type_: Type, live: Raw, applied: Raw, manager: Manager, *, force: bool
     others = [(e, _paths(e.get("fieldsV1"))) for e in entries if e is not mine]
     # An item of a keyed list is a value of its own only if nothing in it is owned: then it is atomic.
     holders = {p[:-1] for p in wanted}
+    stored, made = _Values(live), _Values(merged)
     contested = {
         p
         for p in wanted
         if not p[-1].startswith("v:")
         and not (p[-1].startswith("k:") and p in holders)
-        and _value(live, p) != _value(merged, p)
+        and stored.at(p) != made.at(p)
     }
     conflicts = [(e, p) for e, fields in others for p in sorted(fields & contested)]
     if conflicts and not force:
@@ -399,6 +401,36 @@ def _value(raw: Any, path: Path) -> Any:
         if raw is _MISSING:
             return _MISSING
     return raw
+
+
+class _Values:
+    """The values of an object by their paths, for many of them: no list is searched for each of its items.
+
+    Args:
+        raw: must not change meanwhile.
+    """
+
+    def __init__(self, raw: Raw) -> None:
+        self._known: dict[Path, Any] = {(): raw}
+        self._items: dict[tuple[Path, tuple[str, ...]], dict[str, Any]] = {}
+
+    def at(self, path: Path) -> Any:
+        """Return the value at a path; ``_MISSING`` if there is none."""
+        if path not in self._known:
+            above = self.at(path[:-1])
+            self._known[path] = _MISSING if above is _MISSING else self._child(above, path)
+        return self._known[path]
+
+    def _child(self, above: Any, path: Path) -> Any:
+        step = path[-1]
+        if not (isinstance(above, list) and step.startswith("k:")):
+            return _step(above, step)
+        keys = tuple(json.loads(step[2:]))
+        if (path[:-1], keys) not in self._items:
+            # The first one of a key counts.
+            named = {_item_key(v, keys): v for v in reversed(above) if isinstance(v, dict)}
+            self._items[path[:-1], keys] = named
+        return self._items[path[:-1], keys].get(step, _MISSING)
 
 
 def _remove(raw: Raw, paths: Paths, owned: Paths) -> None:
