@@ -69,7 +69,7 @@ from dra_driver.errors import ApiUnavailable, DraError, NotFound
 from dra_driver.kube import KubeApi
 from dra_driver.ownership import PoolID, is_controller_taint, owner_of
 from dra_driver.resourceclaim import foreign_gates, lacks_extended_claim, pod_claims
-from dra_driver.resourceslice import Usage, build_slices, plan_slices
+from dra_driver.resourceslice import ServerFeatures, Usage, build_slices, plan_slices
 from dra_driver.sim import assets
 from dra_driver.sim.apiserver import ApiServer
 from dra_driver.sim.apiserver.http.injection import Injector, at_moments
@@ -100,6 +100,8 @@ DRIVER = DriverName("gpu.dra-driver.dev")
 CLASS = "any"
 NS = "default"
 NODE_NAMES = ("n1", "n2")
+# What the embedded API server keeps, which is that of Kubernetes 1.36.
+_FEATURES = ServerFeatures(partition_types=False)
 LEAST_ACTS = 50 if os.environ.get("PREEMPTION") else 20
 SETTLE_SECONDS = 120.0
 LONGEST_SETTLE_SECONDS = 450.0
@@ -820,7 +822,7 @@ class Scenario:
                 else Usage()
             )
             matching = [p for p in store.list(DEVICE_POLICIES) if p.metadata.name == node]
-            desired = build_slices(inventory, matching, usage)
+            desired = build_slices(inventory, matching, usage, features=_FEATURES)
             withheld = self.withholds_counters and desired.partitioned
             desired = replace(desired, withholds_counters=withheld)
             owner = store.get(NODES, node)
