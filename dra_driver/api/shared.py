@@ -7,14 +7,18 @@ the letter: quantities that are equal and written differently stay apart. What i
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Hashable, Mapping
 from typing import Protocol, TypeVar
 
+import msgspec
+
 from dra_driver.api.quantity import Quantity
 
-__all__ = ["shared", "shared_attributes", "shared_capacities"]
+__all__ = ["shared", "shared_attributes", "shared_capacities", "with_fields"]
 
 _T = TypeVar("_T", bound=Hashable)
+_S = TypeVar("_S", bound=msgspec.Struct)
 
 
 class _Capacity(Protocol):
@@ -67,3 +71,14 @@ def shared_capacities(capacities: Mapping[str, _C]) -> Mapping[str, _C]:
             _capacities.clear()
         known = _capacities[tuple(key)] = capacities
     return known  # type: ignore[return-value] # capacities of devices, and of nothing else
+
+
+def with_fields(struct: _S, **fields: object) -> _S:
+    """Return a copy with other values of some fields, as ``msgspec.structs.replace``, but faster.
+
+    What the original shares is not looked for again, so the fields must not be any that are shared.
+    """
+    copied = copy.copy(struct)
+    for name, value in fields.items():
+        msgspec.structs.force_setattr(copied, name, value)
+    return copied

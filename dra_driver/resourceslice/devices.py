@@ -212,6 +212,10 @@ def first_values(device: Device) -> Device:
     return msgspec.structs.replace(device, attributes=attributes)
 
 
+_NO_SCALARS: Final = (None,) * 3
+_NO_LISTS: Final = (None,) * 4
+
+
 def problem_of_attribute(name: str, attribute: DeviceAttribute) -> str:
     """Return why the API would refuse the attribute; empty if it would not."""
     return _name_problem(name) or _attribute_problem(attribute)
@@ -227,13 +231,14 @@ def _name_problem(name: str) -> str:
 
 
 def _attribute_problem(attribute: DeviceAttribute) -> str:
-    scalars = (
-        attribute.int_value,
-        attribute.bool_value,
-        attribute.string_value,
-        attribute.version_value,
-    )
+    text = attribute.string_value
+    others = (attribute.int_value, attribute.bool_value, attribute.version_value)
     lists = (attribute.ints, attribute.bools, attribute.strings, attribute.versions)
+    is_alone = others == _NO_SCALARS and lists == _NO_LISTS
+    # Nearly all are like this, and a node may have thousands.
+    if text is not None and is_alone and len(text) <= _MAX_TEXT and text.isascii():
+        return ""
+    scalars = (text, *others)
     if sum(v is not None for v in (*scalars, *lists)) != 1:
         return "exactly one of int, bool, string and version, or of their plurals, must be set"
     number = next((len(values) for values in lists if values is not None), 1)

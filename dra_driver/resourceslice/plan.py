@@ -23,7 +23,8 @@ import msgspec
 
 from dra_driver.api.meta import ObjectMeta, OwnerReference
 from dra_driver.api.names import COUNTERS_ANNOTATION
-from dra_driver.api.resource import Device, ResourcePool, ResourceSlice, ResourceSliceSpec
+from dra_driver.api.resource import Device, DeviceTaint, ResourcePool, ResourceSlice, ResourceSliceSpec
+from dra_driver.api.shared import with_fields
 from dra_driver.ownership import is_owned_by, slice_name
 from dra_driver.resourceslice.types import DesiredPool
 
@@ -31,6 +32,9 @@ __all__ = ["MAX_GENERATION", "SlicePlan", "SliceWrite", "altered", "plan_slices"
 
 MAX_GENERATION: Final = 2**63 - 1
 """The API server takes no larger one. Only a node that lies gets there, and stays there with its own pool."""
+
+_SPEC_FIELDS: Final = tuple(f for f in ResourceSliceSpec.__struct_fields__ if f not in ("devices", "newer"))
+_DEVICE_FIELDS: Final = tuple(f for f in Device.__struct_fields__ if f not in ("taints", "newer"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +179,7 @@ def _with_times(devices: tuple[Device, ...], old: ResourceSlice | None) -> tuple
             else t
             for t in device.taints
         )
-        result.append(msgspec.structs.replace(device, taints=taints) if taints else device)
+        result.append(with_fields(device, taints=taints) if taints else device)
     return tuple(result)
 
 
@@ -185,22 +189,21 @@ def altered(sent: ResourceSliceSpec, stored: ResourceSliceSpec) -> bool:
     The time of a taint that was sent without one is the server's to set, and so is a field that this version
     does not know: it would be written again and again otherwise.
     """
-    return _comparable(sent, sent) != _comparable(stored, sent)
-
-
-def _comparable(spec: ResourceSliceSpec, sent: ResourceSliceSpec) -> ResourceSliceSpec:
-    timed = {(d.name, t.key, t.effect) for d in sent.devices for t in d.taints if t.time_added is not None}
-    devices = tuple(
-        msgspec.structs.replace(
-            d,
-            newer="",
-            taints=tuple(
-                t if (d.name, t.key, t.effect) in timed else msgspec.structs.replace(t, time_added=None)
-                for t in d.taints
-            ),
-        )
-        if d.taints or d.newer
-        else d
-        for d in spec.devices
+    return (
+        len(sent.devices) != len(stored.devices)
+        or not all(map(_is_same_device, sent.devices, stored.devices))
+        or any(getattr(sent, name) != getattr(stored, name) for name in _SPEC_FIELDS)
     )
-    return msgspec.structs.replace(spec, devices=devices, newer="")
+
+
+def _is_same_device(sent: Device, stored: Device) -> bool:
+    return (
+        len(sent.taints) == len(stored.taints)
+        and all(map(_is_same_taint, sent.taints, stored.taints))
+        and all(getattr(sent, name) == getattr(stored, name) for name in _DEVICE_FIELDS)
+    )
+
+
+def _is_same_taint(sent: DeviceTaint, stored: DeviceTaint) -> bool:
+    same = (sent.key, sent.value, sent.effect) == (stored.key, stored.value, stored.effect)
+    return same and sent.time_added in (None, stored.time_added)

@@ -20,6 +20,7 @@ from dra_driver.api.resource import (
     DeviceCounterConsumption,
     DeviceTaint,
 )
+from dra_driver.api.shared import with_fields
 from dra_driver.ownership import PROTECTION_TAINT
 from dra_driver.resourceslice import partitioning
 from dra_driver.resourceslice.devices import (
@@ -61,7 +62,7 @@ class PublishedDevice:
     def device(self, *, protected: bool) -> Device:
         """Return the device as it goes into the slice."""
         taints = (PROTECTION_TAINT, *self.taints) if protected else self.taints
-        return msgspec.structs.replace(self.base, taints=taints, consumes_counters=self.consumes)
+        return with_fields(self.base, taints=taints, consumes_counters=self.consumes)
 
 
 class Forms:
