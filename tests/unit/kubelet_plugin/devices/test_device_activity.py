@@ -16,7 +16,7 @@ from controller.allocate.decide.state.activity import BUSY_ATTRIBUTE, BusyDevice
 from dra_driver.api import codec
 from dra_driver.api.core import NODES
 from dra_driver.api.meta import DriverName, PoolName
-from dra_driver.api.own.inventory import Activity, DeviceInventory
+from dra_driver.api.own.inventory import Activity
 from dra_driver.api.resource import ResourceSlice
 from dra_driver.hardware import DeviceSample
 from dra_driver.ownership import PoolID
@@ -208,15 +208,6 @@ def test_the_inventory_tells_it_and_keeps_it_over_a_restart(tmp_path: Path) -> N
     asyncio.run(lives())
 
 
-def reported(node: str, *busy: str, name: str = "") -> DeviceInventory:
-    raw = {
-        "metadata": {"name": name or f"{node}.{DRIVER}"},
-        "spec": {"nodeName": node, "driver": DRIVER},
-        "status": {"activity": {"busy": list(busy)}},
-    }
-    return codec.convert(DeviceInventory, raw)
-
-
 def slice_of(node: str, *devices: str) -> ResourceSlice:
     spec = {
         "driver": DRIVER,
@@ -229,8 +220,8 @@ def slice_of(node: str, *devices: str) -> ResourceSlice:
 
 def test_the_allocators_view_of_a_slice_has_it() -> None:
     busy = BusyDevices()
-    busy.put(reported("a", "gpu-1"))
     pool = PoolID(DriverName(DRIVER), PoolName("a"))
+    busy.put(pool, frozenset({"gpu-1"}))
     assert busy
     assert busy.take() == {pool}
     assert not busy
@@ -241,14 +232,8 @@ def test_the_allocators_view_of_a_slice_has_it() -> None:
     # Nothing to say: not even a copy.
     for other in (slice_of("b", "gpu-1"), slice_of("a", "gpu-0")):
         assert busy.marked(other) is other
-    # A node that speaks for another one is not believed.
-    busy.put(reported("b", "gpu-1", name="a-evil"))
+    busy.put(pool, frozenset({"gpu-1"}))
     assert busy.take() == set()
-    busy.put(reported("a"))
+    busy.put(pool, frozenset())
     assert busy.take() == {pool}
-    assert busy.marked(plain) is plain
-    # A node that is gone has no busy devices.
-    busy.put(reported("a", "gpu-1"))
-    busy.remove(f"a.{DRIVER}")
-    busy.take()
     assert busy.marked(plain) is plain
