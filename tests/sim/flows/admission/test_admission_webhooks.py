@@ -156,7 +156,9 @@ def test_reviews_are_answered_over_https(tmp_path: Path) -> None:
             status, body = await post(server, "/gate", claim_review({}), bundle)
             assert (status, json.loads(body)["response"]["allowed"]) == (200, True)
             assert (await post(server, "/validate", b"{", bundle))[0] == 400
-            assert (await post(server, "/validate", b"x" * (5 << 20), bundle))[0] == 413
+            # The answer may come before all is sent, and then the client sees a broken connection.
+            with contextlib.suppress(aiohttp.ClientOSError):
+                assert (await post(server, "/validate", b"x" * (5 << 20), bundle))[0] == 413
             assert (await post(server, "/validate", b"{}", bundle, content_type="text/a"))[0] == 415
             other = with_new_authority(None, time.time())
             # Who trusts another authority does not talk to us.
