@@ -3,9 +3,10 @@
 ``dra_driver.ownership.grants`` has the object and the policy's condition. Here is what has to have happened
 before the controller may allocate what kube-scheduler could have allocated:
 
-* a **grant** is for what is exclusive together (``dra_driver.ownership.units``) and one claim; or for a whole
-  pool and every claim, where the pool is kube-scheduler's. Both end in the same way: the object is written
-  without it, in a write that changes it in any case; every API server applies that; the claims are read;
+* a **grant** is for what is exclusive together (``dra_driver.ownership.units``) and the claims of one pod; or
+  for a whole pool and every claim, where the pool is kube-scheduler's. Both end in the same way: the object
+  is written without it, in a write that changes it in any case; every API server applies that; the claims
+  are read;
 * the **guard** is the policy itself, for all pools. A process that starts, and one that has seen the policy,
   its binding or the object change, proves it again, waits likewise and reads the claims, before it allocates
   from pools whose devices kube-scheduler sees.
@@ -18,7 +19,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Final
 
 from dra_driver.publishing.tables import Transition, total
@@ -138,8 +140,9 @@ class Grant:
 
     Attributes:
         state: as in the table.
-        key: of the claim in the object; empty: every claim, because the pool is kube-scheduler's.
-        devices: that kube-scheduler may allocate; for a pool, all but those that are kept.
+        claims: the devices that kube-scheduler may allocate, by the key of the claim in the object
+            (``dra_driver.ownership.grant_key``): claims of one pod may take parts of one GPU. Empty for a
+            pool, which is granted to every claim.
         kept: of a pool, devices that the controller had allocated when it gave the pool away, and that have
             not been free since: kube-scheduler may have decided on them before it knew.
         since: monotonic time in seconds at which ``CLOSING`` began.
@@ -147,11 +150,15 @@ class Grant:
     """
 
     state: GrantState = GrantState.OURS
-    key: str = ""
-    devices: frozenset[str] = frozenset()
+    claims: Mapping[str, frozenset[str]] = field(default_factory=lambda: MappingProxyType({}), hash=False)
     kept: frozenset[str] = frozenset()
     since: float = 0.0
     turn: int = 0
+
+    @property
+    def devices(self) -> frozenset[str]:
+        """Return the devices that are granted to one claim or another."""
+        return frozenset().union(*self.claims.values())
 
 
 def advance_grant(grant: Grant, event: GrantEvent, now: float) -> tuple[Grant, tuple[GrantEffect, ...]]:

@@ -220,7 +220,7 @@ class ScenarioSteps:
         free = all(device == NONE for device in state.seen_claims)
         if state.left[GRANTS] and free and may_allocate(state.guard, state.pool, state.units[0]):
             grant, _ = advance_grant(state.units[0], E.GRANT, 0.0)
-            yield _spent(self._with(state, 0, replace(grant, key="0", devices=frozenset("0"))), GRANTS)
+            yield _spent(self._with(state, 0, replace(grant, claims={"0": frozenset("0")})), GRANTS)
         if state.left[HANDOVERS] and state.pool.state is S.OURS:
             grant, _ = advance_grant(state.pool, E.GRANT, 0.0)
             kept = frozenset(str(d) for d in state.seen_claims if d != NONE)

@@ -31,14 +31,15 @@ G, H, D = GuardState, GuardEvent, GuardEffect
 
 
 def granted() -> Grant:
-    grant, effects = advance_grant(Grant(key="c", devices=frozenset({"gpu-0"})), E.GRANT, 1.0)
+    claims = {"c": frozenset({"gpu-0"}), "d": frozenset({"gpu-0", "gpu-1"})}
+    grant, effects = advance_grant(Grant(claims=claims), E.GRANT, 1.0)
     assert effects == (F.BLOCK, F.WRITE)
     return grant_stored(grant, grant.turn, 2.0)
 
 
 def test_a_grant_ends_by_a_write_a_time_and_a_read() -> None:
     grant = granted()
-    assert (grant.state, grant.key, grant.devices) == (S.GRANTED, "c", frozenset({"gpu-0"}))
+    assert (grant.state, grant.devices) == (S.GRANTED, frozenset({"gpu-0", "gpu-1"}))
     grant, effects = advance_grant(grant, E.END, 3.0)
     assert effects == (F.WRITE,)
     grant = grant_stored(grant, grant.turn, 4.0)
