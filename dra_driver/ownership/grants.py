@@ -1,9 +1,10 @@
 """Grants: which new allocations of our devices the API server admits from others than the controller.
 
 They stand in one object of the controller's, which an admission policy reads as its parameter whenever
-somebody allocates a claim. The policy denies by default: a device of ours goes to nobody, unless its pool is
-kube-scheduler's or the claim has a grant for exactly this device. So a decision of kube-scheduler, however
-late it is written, takes nothing that was not given to this claim.
+somebody allocates a claim. Once the controller has written it, the policy denies by default: a device of ours
+goes to nobody, unless its pool is kube-scheduler's or the claim has a grant for exactly this device. So a
+decision of kube-scheduler, however late it is written, takes nothing that was not given to this claim. An
+object that no controller has written yet, as an installation brings it, refuses nothing.
 
 The object has a key for each grant, so what a write of a claim costs the API server does not depend on how
 many there are. Pools whose allocator is not the default one stand in one text, and are searched: the API
@@ -68,7 +69,8 @@ VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
         "kept": _lines(f"'{_KEPT}'"),
         # Whether pools are kube-scheduler's by default.
         "default": (
-            f"has(params.data) && '{_DEFAULT}' in params.data && params.data['{_DEFAULT}'] == '{_SCHEDULER}'"
+            f"!has(params.data) || !('{_DEFAULT}' in params.data)"
+            f" || params.data['{_DEFAULT}'] == '{_SCHEDULER}'"
         ),
     }
 )
@@ -136,7 +138,7 @@ class Grants:
         turn = data.get(_TURN, "")
         granted = {k: _devices(text) for k, text in data.items() if k.startswith((_CLAIM, _POD))}
         pools = (line.partition("/") for line in data.get(_EXCEPTIONS, "").split("\n"))
-        by_scheduler = data.get(_DEFAULT) == _SCHEDULER
+        by_scheduler = data.get(_DEFAULT, _SCHEDULER) == _SCHEDULER
         return cls(
             MappingProxyType({key: devices for key, devices in granted.items() if devices}),
             frozenset(
@@ -198,11 +200,19 @@ class Grants:
         made = replace(self, exceptions=frozenset(exceptions), kept=frozenset(left), turn=self.turn + 1)
         return self._if_it_fits(made)
 
+    @property
+    def size(self) -> int:
+        """Return the bytes of all keys and values."""
+        return sum(len(key) + len(text) for key, text in self.data().items())
+
+    @property
+    def fits(self) -> bool:
+        """Return whether the API server stores so much, and can look through what is listed."""
+        return len(self.exceptions) + len(self.kept) <= MAX_LISTED and self.size <= MAX_GRANT_BYTES
+
     @staticmethod
     def _if_it_fits(grants: Grants) -> Grants | None:
-        size = sum(len(key) + len(text) for key, text in grants.data().items())
-        listed = len(grants.exceptions) + len(grants.kept)
-        return grants if size <= MAX_GRANT_BYTES and listed <= MAX_LISTED else None
+        return grants if grants.fits else None
 
 
 def _text(devices: Devices) -> str:

@@ -78,11 +78,18 @@ def granted(body: Body, *devices: tuple[PoolID, str]) -> Grants:
     return grants
 
 
-@pytest.mark.parametrize("data", [None, {}, Grants().data(), {"_default": "other"}])
-def test_a_device_of_ours_goes_to_nobody_by_default(data: dict[str, str] | None) -> None:
+@pytest.mark.parametrize("data", [Grants().data(), {"_default": "other"}])
+def test_a_device_of_ours_goes_to_nobody_by_default(data: dict[str, str]) -> None:
     assert not admits(data, made(), result(POOL))
     assert not admits(data, made(), result(PoolID(THEIRS, POOL.pool)), result(NIC))
     assert admits(data, made(), result(PoolID(THEIRS, POOL.pool)))
+
+
+@pytest.mark.parametrize("data", [None, {}, {"_turn": "3"}])
+def test_an_object_that_no_controller_has_written_refuses_nothing(data: dict[str, str] | None) -> None:
+    """An installation brings it so, beside a controller that does not know it yet, or with no open pools."""
+    assert admits(data, made(), result(POOL), result(NIC))
+    assert Grants.of_data(data or {}).default is SCHEDULER
 
 
 def test_a_grant_is_for_one_claim_and_for_its_devices() -> None:
@@ -177,7 +184,8 @@ def test_there_is_room_for_what_an_object_may_hold() -> None:
 
 @pytest.mark.parametrize("text", ["", "\n\n", "gpu-0", "a/b", "//", "a//c", "/b/c", "a/b/"])
 def test_lines_that_are_no_device_are_left_out(text: str) -> None:
-    assert Grants.of_data({"_claim_c": text, "_kept": text, "_turn": "x"}) == Grants()
+    data = {"_default": "controller", "_claim_c": text, "_kept": text, "_turn": "x"}
+    assert Grants.of_data(data) == Grants()
 
 
 @pytest.mark.parametrize(
