@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from dra_driver.api.core import Node
 from dra_driver.api.meta import OwnerReference
+from dra_driver.api.names import ALLOCATOR_LABEL
 from dra_driver.api.own.inventory import (
     NODE_PUBLISHES,
     DeviceInventory,
@@ -29,8 +30,10 @@ from dra_driver.api.resource import Device, ResourceSlice
 __all__ = [
     "CREATED_BY_CONTROLLER",
     "CREATED_BY_NODE",
+    "OPEN_POOL",
     "AllocatorRecord",
     "is_complete",
+    "is_marked_open",
     "is_owned_by",
     "is_published_by_node",
     "missing_slices",
@@ -55,6 +58,16 @@ CREATED_BY_NODE: Final[Mapping[str, str]] = {_MANAGED_BY: "dra-driver-kubelet-pl
 """Labels of slices that the agent of a node creates (``--publish=node``)."""
 
 
+OPEN_POOL: Final[Mapping[str, str]] = {ALLOCATOR_LABEL: "controller"}
+"""Label of slices of an open pool: for people and commands, nothing that is safe rests on it."""
+
+
+def is_marked_open(slice_: ResourceSlice) -> bool:
+    """Return whether a slice says that its pool is the controller's although it has no taint of ours."""
+    labels = slice_.metadata.labels or {}
+    return labels.items() >= OPEN_POOL.items()
+
+
 class AllocatorRecord(enum.Enum):
     """``status.publication.allocator`` of a DeviceInventory: who may allocate from the pool."""
 
@@ -62,11 +75,14 @@ class AllocatorRecord(enum.Enum):
     SCHEDULER = "scheduler"
     DRAINING = "draining"
     CONTROLLER = "controller"
+    # For an older controller it counts as ``draining``: devices without our taint are tainted, and what
+    # kube-scheduler may have decided is waited for.
+    OPEN = "open"
 
     @property
     def is_controllers(self) -> bool:
         """Whether a controller allocates from the pool, or is about to."""
-        return self in (AllocatorRecord.DRAINING, AllocatorRecord.CONTROLLER)
+        return self in (AllocatorRecord.DRAINING, AllocatorRecord.CONTROLLER, AllocatorRecord.OPEN)
 
 
 def recorded_allocator(publication: Publication) -> AllocatorRecord:

@@ -13,7 +13,7 @@ from typing import Final
 from dra_driver.api import names
 from dra_driver.api.resource import DeviceTaint, DeviceToleration, ResourceSlice
 from dra_driver.ownership.pools import PoolAllocator, PoolID, pool_of_slice
-from dra_driver.ownership.records import newest_devices
+from dra_driver.ownership.records import is_marked_open, newest_devices
 
 __all__ = [
     "PROTECTION_TAINT",
@@ -81,13 +81,14 @@ def protected_pools(slices: Iterable[ResourceSlice]) -> frozenset[PoolID]:
 def allocating_pools(slices: Iterable[ResourceSlice]) -> Mapping[PoolID, PoolAllocator]:
     """Return who allocates from each pool, as far as the slices tell.
 
-    A pool is the controller's if a device of it has the taint, which lent devices lack for a while. Pools of
+    A pool is the controller's if a device of it has the taint, which lent devices lack for a while, or if its
+    slices are marked, because it is open. Pools of
     drivers of which the controller has no pool are left out: nothing tells them from those of other drivers.
     """
     found: dict[PoolID, PoolAllocator] = {}
     for slice_ in slices:
         pool = pool_of_slice(slice_)
-        if len(bare_devices(slice_)) < len(slice_.spec.devices):
+        if len(bare_devices(slice_)) < len(slice_.spec.devices) or is_marked_open(slice_):
             found[pool] = PoolAllocator.CONTROLLER
         else:
             found.setdefault(pool, PoolAllocator.SCHEDULER)

@@ -22,6 +22,7 @@ from dra_driver.resourceslice import (
 __all__ = [
     "DEVICE_PLUGIN_PRESENT",
     "OTHER_DRIVER_PRESENT",
+    "POLICY_NOT_IN_FORCE",
     "PUBLISHED",
     "SERVER_NOT_ASKED",
     "cut",
@@ -41,11 +42,13 @@ PUBLISHED: Final = "Published"
 DEVICE_PLUGIN_PRESENT: Final = "DevicePluginPresent"
 OTHER_DRIVER_PRESENT: Final = "OtherDriverPresent"
 SERVER_NOT_ASKED: Final = "ServerNotAsked"
+POLICY_NOT_IN_FORCE: Final = "PolicyNotInForce"
 _LONGEST: Final = 2000
 _BY_POLICY: Final = "set besideDevicePlugin: publish in a DevicePolicy for devices that it leaves alone"
 _OTHERS_BY_POLICY: Final = (
     "set besideOtherDriver: publish in a DevicePolicy for devices that it never gives to pods"
 )
+_OPEN: Final = " (the gate in every namespace does without: see allocation-modes.md)"
 # Devices that are named, of each other driver.
 _NAMED: Final = 4
 
@@ -55,6 +58,7 @@ def published(
     features: ServerFeatures | None,
     *,
     draining: bool = False,
+    unguarded: str = "",
     publish_anyway: str = _BY_POLICY,
     publish_beside_others: str = _OTHERS_BY_POLICY,
 ) -> Condition:
@@ -64,6 +68,7 @@ def published(
         desired: what is published.
         features: what the server keeps.
         draining: the pool is on its way to the controller, which does not allocate from it yet.
+        unguarded: why the pool cannot be open although it is to be.
         publish_anyway: how an admin publishes what is withheld because of a device plugin.
         publish_beside_others: the same of what is withheld because of another driver.
     """
@@ -81,7 +86,7 @@ def published(
     reason = "Published"
     missing = dict(desired.missing)
     if desired.allocator is not desired.wanted and features is not None and not features.taints:
-        missing[GATES["taints"]] = f"device taints, so no allocation by the {_WHO[desired.wanted]}"
+        missing[GATES["taints"]] = f"device taints, so no allocation by the {_WHO[desired.wanted]}{_OPEN}"
     if missing:
         reason = "FeatureGateDisabled"
         gates = features.missing_gates() if features else ()
@@ -94,6 +99,8 @@ def published(
     elif desired.refusal:
         reason = "ToleratingClaims"
         text += f"; {desired.refusal}"
+    elif unguarded:
+        reason = POLICY_NOT_IN_FORCE
     elif desired.allocator is not desired.wanted or draining:
         reason = "ChangingHands"
         text += f"; it goes to the {_WHO[desired.wanted]} when what is under way has ended"
@@ -105,6 +112,8 @@ def published(
         reason = "DuplicateDevices"
     elif desired.conflicts:
         reason = "ExtendedResourceConflict"
+    if unguarded:
+        text += f"; without its taint the controller would not be the only one to allocate: {unguarded}"
     if withheld:
         text += f"; {withheld}"
     if desired.pending:

@@ -45,6 +45,7 @@ from dra_driver.publishing.epochs import (
     epoch_state,
 )
 from dra_driver.publishing.freeze import changes_forms
+from dra_driver.publishing.grants import PoolKind, kind_of
 from dra_driver.publishing.handover import Handover, HandoverEffect, HandoverFacts, HandoverState, look
 from dra_driver.publishing.loans import (
     Loan,
@@ -102,6 +103,8 @@ def _plan(seen: Seen, pool: PoolID, node: Node) -> PublicationPlan:
     state = _state(seen)
     made = _desired(seen, beside, state)
     desired = made.desired
+    if made.handover.state is HandoverState.UNKNOWN and not seen.by_node:
+        return PublicationPlan(pool=pool, verdict=Verdict.UNDECIDED)
     # Slices that are created have every device tainted: such a write replaces nothing, and may come at any
     # time. Within an epoch they come last, and what is lent first; otherwise nothing is lent.
     todo = plan_slices(
@@ -208,11 +211,14 @@ def _desired(seen: Seen, beside: _Beside, state: EpochState) -> _Desired:
         return _Desired(_build(seen, beside, PoolAllocator.SCHEDULER, seen.usage))
     # A pool that its node is to publish goes to kube-scheduler first, in the order that keeps it safe.
     to_node = seen.inventory.spec.publisher == NODE_PUBLISHES
-    desired = _build(seen, beside, PoolAllocator.SCHEDULER if to_node else None, seen.usage)
+    opened = _is_open(seen, seen.handover.state)
+    desired = _build(seen, beside, PoolAllocator.SCHEDULER if to_node else None, seen.usage, opened=opened)
+    ours = desired.wanted is PoolAllocator.CONTROLLER and not to_node
     facts = HandoverFacts(
         record=recorded_allocator(seen.inventory.status.publication),
         slices=seen.slices,
-        wanted=desired.allocator,
+        wanted=_wanted_kind(seen, desired, ours=ours),
+        closed=seen.guarding.closed,
         refused=bool(seen.refusal),
         writing=seen.writing,
         claims_seen=seen.claims_seen,
@@ -221,10 +227,12 @@ def _desired(seen: Seen, beside: _Beside, state: EpochState) -> _Desired:
     )
     handover, effects, again = look(seen.handover, facts)
     lent = _look_at_loans(seen, handover, state)
-    refusal = seen.refusal if desired.allocator is PoolAllocator.CONTROLLER else ""
+    opens = _is_open(seen, handover.state)
+    refusal = seen.refusal if desired.allocator is PoolAllocator.CONTROLLER and not opens else ""
     loans = untainted_devices(lent.loans) - seen.lending.recalled
-    if handover.state.allocator is not desired.allocator or lent.loans:
-        desired = _build(seen, beside, handover.state.allocator, _held(seen, lent.loans), loans)
+    if handover.state.allocator is not desired.allocator or lent.loans or opens is not opened:
+        held = _held(seen, lent.loans)
+        desired = _build(seen, beside, handover.state.allocator, held, loans, opened=opens)
     # kube-scheduler needs the counters of a pool from which it can allocate something.
     withholds = (
         seen.lending.withholds_counters and desired.allocator is PoolAllocator.CONTROLLER and not loans
@@ -239,6 +247,30 @@ def _desired(seen: Seen, beside: _Beside, state: EpochState) -> _Desired:
         withholds_counters=withholds and desired.partitioned,
     )
     return _Desired(desired, handover, effects, lent, again)
+
+
+def _wanted_kind(seen: Seen, desired: DesiredPool, *, ours: bool) -> PoolKind | None:
+    """Return of which kind the pool has to be; None while that depends on what is not known yet."""
+    guarding, taints, state = seen.guarding, seen.features.taints, seen.handover.state
+    possible = guarding.gates is not False and guarding.policy is not False
+    # What is lent comes back to a pool with taints. Pods with extended resources kube-scheduler would try
+    # again and again, with devices that it cannot have.
+    possible = possible and not (seen.lending.loans or seen.inventory.status.publication.lent)
+    possible = possible and not extended_resource_conflicts(desired, seen.classes)
+    known = guarding.gates is not None and guarding.policy is not None
+    if ours and possible and not known and (state.open or not taints):
+        return None
+    gates, policy = guarding.gates is True, guarding.policy is True and possible
+    return kind_of(ours=ours, taints=taints, gates=gates, policy=policy)
+
+
+def _is_open(seen: Seen, state: HandoverState) -> bool:
+    """Return whether the controller's pool is published without taints of ours."""
+    if state.open:
+        return True
+    # Where there are no taints, a pool has none on its way, and on its way back.
+    theirs = state in (HandoverState.UNKNOWN, HandoverState.SCHEDULER)
+    return not seen.features.taints and not theirs and seen.guarding.policy is not False
 
 
 def _look_at_loans(seen: Seen, handover: Handover, state: EpochState) -> PoolLook:
@@ -275,12 +307,14 @@ def _build(
     forced: PoolAllocator | None,
     usage: Usage,
     loans: frozenset[str] = frozenset(),
+    *,
+    opened: bool = False,
 ) -> DesiredPool:
     return build_slices(
         seen.inventory,
         seen.policies,
         usage,
-        options=PublishOptions(allocator=seen.allocator, forced=forced),
+        options=PublishOptions(allocator=seen.allocator, forced=forced, open=opened),
         features=seen.features,
         plugins=handed_out(beside.plugins.amounts, seen.classes),
         others=beside.drivers.found,
@@ -383,7 +417,9 @@ class _Steps:
         seen, desired = self._seen, self._desired
         if not seen.by_node:
             draining = self._record is AllocatorRecord.DRAINING
-            return conditions.published(desired, seen.features, draining=draining)
+            ours = desired.wanted is PoolAllocator.CONTROLLER
+            unguarded = seen.guarding.problem if ours else ""
+            return conditions.published(desired, seen.features, draining=draining, unguarded=unguarded)
         # Of what else hands out devices only: the rest is the controller's to say, where there is one.
         if desired.withheld or desired.other_drivers:
             return conditions.published(

@@ -21,7 +21,24 @@ from dra_driver.publishing.other_drivers import Elsewhere
 from dra_driver.publishing.steps import Step
 from dra_driver.resourceslice import DesiredPool, ServerFeatures, SlicePlan, Usage
 
-__all__ = ["PublicationPlan", "Seen", "Verdict"]
+__all__ = ["Guarding", "PublicationPlan", "Seen", "Verdict"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guarding:
+    """Whether the API server keeps the devices of pools for the controller (``publishing.grants``).
+
+    Attributes:
+        gates: whether the pods of every namespace get our gate; None: that is not known yet.
+        policy: whether the policy is in force; None: it may come to be.
+        closed: whether it refuses what others allocate from this pool, and all that came before is known.
+        problem: why pools cannot be open, for people; empty where they can, or are not to be.
+    """
+
+    gates: bool | None = False
+    policy: bool | None = False
+    closed: bool = False
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +68,7 @@ class Seen:
         drain: seconds between the last decision of one allocator and the first of the other.
         freeze: whether the pool is frozen, as of the last look.
         lending: what is known of loans.
+        guarding: whether the pool can be open.
         begun: the epoch for which this process has begun to create slices, with every write answered.
         now: monotonic time in seconds.
     """
@@ -77,6 +95,7 @@ class Seen:
     drain: float = 0.0
     freeze: Freeze = field(default_factory=Freeze)
     lending: Lending = field(default_factory=Lending)
+    guarding: Guarding = field(default_factory=Guarding)
     begun: int = 0
     now: float = 0.0
 
@@ -88,6 +107,7 @@ class Verdict(enum.Enum):
     REFUSED = "the inventory is not believed"
     NO_NODE = "there is no such Node yet"
     LEFT_TO_NODE = "the agent of the node publishes"
+    UNDECIDED = "who is to allocate is not known yet: it depends on the policy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,9 +56,9 @@ def build_slices(
     beside the devices that consume them, each slice has devices, smallest first, with all their counters.
 
     What the server would drop is not published in another meaning: without taints, unhealthy devices are left
-    out and the pool cannot be allocated by the controller; without counters there are whole devices only;
-    without multiple allocations nothing is shared; without lists an attribute has its first value. The types
-    of partitions are an attribute only where the server can count by it.
+    out and the pool cannot be allocated by the controller, unless it is open; without counters there are
+    whole devices only; without multiple allocations nothing is shared; without lists an attribute has its
+    first value. The types of partitions are an attribute only where the server can count by it.
 
     What a device plugin of the node hands out, or another driver publishes, is left out whole and in parts,
     unless a policy publishes it all the same. Claims that hold such devices keep them; nothing new is
@@ -83,7 +83,7 @@ def build_slices(
     settings = merge_policies(policies, inventory.spec.driver, devices)
     wanted = PoolAllocator(settings.allocator) if settings.allocator else options.allocator
     allocator = options.forced or wanted
-    if not features.taints:
+    if not features.taints and not options.open:
         allocator = PoolAllocator.SCHEDULER
     forms = Forms(settings, usage or Usage(), features, problems)
     found = {d.name: d for d in inventory.spec.devices}
@@ -102,7 +102,7 @@ def build_slices(
             forms.join(made)
     if inventory.spec.truncated:
         problems.append(f"{inventory.spec.truncated} devices did not fit into the inventory")
-    protected = allocator is PoolAllocator.CONTROLLER
+    protected = allocator is PoolAllocator.CONTROLLER and not options.open
     lent = frozenset(loans) if protected else frozenset[str]()
     # The others keep their order.
     ordered = sorted(sorted(forms.forms, key=_preference), key=lambda form: form.base.name not in lent)
@@ -127,6 +127,7 @@ def build_slices(
         outcomes=_outcomes(settings, forms.pending),
         sources=settings.sources,
         partitioned=bool(forms.counters),
+        open=options.open and allocator is PoolAllocator.CONTROLLER,
         withheld=tuple(Withheld(plugins[i], withheld[i]) for i in sorted(withheld)),
         other_drivers=tuple(replace(o, devices=frozenset(elsewhere[o])) for o in others if o in elsewhere),
     )

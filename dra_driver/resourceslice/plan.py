@@ -22,10 +22,10 @@ from typing import Final
 import msgspec
 
 from dra_driver.api.meta import ObjectMeta, OwnerReference
-from dra_driver.api.names import COUNTERS_ANNOTATION
+from dra_driver.api.names import ALLOCATOR_LABEL, COUNTERS_ANNOTATION
 from dra_driver.api.resource import Device, DeviceTaint, ResourcePool, ResourceSlice, ResourceSliceSpec
 from dra_driver.api.shared import with_fields
-from dra_driver.ownership import is_owned_by, slice_name
+from dra_driver.ownership import OPEN_POOL, is_marked_open, is_owned_by, slice_name
 from dra_driver.resourceslice.types import DesiredPool
 
 __all__ = ["MAX_GENERATION", "SlicePlan", "SliceWrite", "altered", "plan_slices"]
@@ -142,22 +142,32 @@ def _writes(
         if old is None:
             meta = ObjectMeta(
                 name=name,
-                labels=labels,
+                labels=_labels(labels, is_open=desired.open),
                 annotations=_annotations(None, withholds=withholds),
                 owner_references=(owner,),
             )
             writes.append(SliceWrite(ResourceSlice(metadata=meta, spec=spec)))
         elif (
-            altered(spec, old.spec) or not is_owned_by(old, owner) or old.withholds_counters is not withholds
+            altered(spec, old.spec)
+            or not is_owned_by(old, owner)
+            or old.withholds_counters is not withholds
+            or is_marked_open(old) is not desired.open
         ):
             others = tuple(o for o in old.metadata.owner_references or () if not o.controller)
             meta = msgspec.structs.replace(
                 old.metadata,
+                labels=_labels(old.metadata.labels, is_open=desired.open),
                 annotations=_annotations(old.metadata.annotations, withholds=withholds),
                 owner_references=(*others, owner),
             )
             writes.append(SliceWrite(ResourceSlice(metadata=meta, spec=spec), old))
     return writes
+
+
+def _labels(old: Mapping[str, str] | None, *, is_open: bool) -> Mapping[str, str] | None:
+    """Return the labels of a slice, with or without the one of an open pool."""
+    others = {key: value for key, value in (old or {}).items() if key != ALLOCATOR_LABEL}
+    return {**others, **OPEN_POOL} if is_open else others or None
 
 
 def _annotations(old: Mapping[str, str] | None, *, withholds: bool) -> Mapping[str, str] | None:

@@ -76,10 +76,12 @@ class PublishOptions:
     Attributes:
         allocator: where no policy says otherwise; ``CONTROLLER`` puts the protecting taint on every device.
         forced: whatever policies say: a pool that changes hands is published for its present allocator.
+        open: the API server refuses what others allocate from the pool, so the controller needs no taint.
     """
 
     allocator: PoolAllocator = PoolAllocator.CONTROLLER
     forced: PoolAllocator | None = None
+    open: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +172,7 @@ class DesiredPool:
         outcomes: policy → what became of it here.
         sources: field of the pool → policy that it is from.
         partitioned: whether there are counters.
+        open: whether it is the controller's without taints of ours.
         withholds_counters: whether the counters are stored where kube-scheduler does not see them.
         withheld: devices that a device plugin of the node hands out; they are not in the slices.
         other_drivers: those that have devices of the pool, which are not in the slices either.
@@ -192,6 +195,7 @@ class DesiredPool:
     outcomes: Mapping[str, PolicyOutcome] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     partitioned: bool = False
+    open: bool = False
     withholds_counters: bool = False
     withheld: tuple[Withheld, ...] = ()
     other_drivers: tuple[OtherDriver, ...] = ()

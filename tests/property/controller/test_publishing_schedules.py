@@ -45,7 +45,15 @@ from dra_driver.publishing.epochs import (
     lacks_slices,
 )
 from dra_driver.publishing.freeze import Freeze, FreezeEffect, FreezeState
-from dra_driver.publishing.handover import Handover, HandoverEffect, HandoverFacts, look, recorded
+from dra_driver.publishing.grants import PoolKind
+from dra_driver.publishing.handover import (
+    Handover,
+    HandoverEffect,
+    HandoverFacts,
+    HandoverState,
+    look,
+    recorded,
+)
 from dra_driver.resourceslice import ServerFeatures
 
 NODE = Node(metadata=ObjectMeta(name="n1", uid=Uid("u1")))
@@ -218,17 +226,23 @@ def test_no_epoch_goes_backwards_and_no_dead_plugin_is_advertised(by_node: bool,
 DRAIN = 15.0
 LATEST_WRITE = 5.0
 """A decision of kube-scheduler is written, and what it decides on is seen, within so many seconds."""
+CLOSING = 5.0
+"""Until the policy counts as in force; an API server follows it at once here."""
 
 
 class TwoAllocators:
-    """A pool of one device. Time goes on in steps of a second."""
+    """A pool of one device, and the policy that keeps it. Time goes on in steps of a second."""
 
     def __init__(self, chance: random.Random, record: AllocatorRecord) -> None:
         self.chance = chance
         self.now = 0.0
-        self.record, self.tainted = record, record is not AllocatorRecord.SCHEDULER
+        self.record = record
+        self.tainted = record not in (AllocatorRecord.SCHEDULER, AllocatorRecord.OPEN)
         self.seen_record, self.seen_taint = self.record, self.tainted
-        self.wanted = PoolAllocator.CONTROLLER
+        self.wanted = PoolKind.TAINTED
+        # Since when the policy refuses kube-scheduler; and since when the controller relies on that.
+        self.policy: float | None = 0.0 if record is AllocatorRecord.OPEN else None
+        self.in_force = False
         self.handover = Handover()
         self.handover, _ = recorded(self.handover, self.seen_record, self.now)
         self.holders: set[str] = set()
@@ -251,12 +265,16 @@ class TwoAllocators:
     def scheduler_writes(self) -> None:
         for name in [*self.by_scheduler]:
             del self.by_scheduler[name]
-            self.hold(name)
+            if self.policy is None:
+                self.hold(name)
 
     # The controller.
 
     def controller_decides(self) -> None:
-        if not self.handover.state.blocked and self.seen_taint and not (self.known | self.by_controller):
+        kept = (
+            self.in_force if self.handover.state is HandoverState.OPEN else self.seen_taint or self.in_force
+        )
+        if not self.handover.state.blocked and kept and not (self.known | self.by_controller):
             self.by_controller.add(next(self.names))
 
     def controller_writes(self) -> None:
@@ -282,18 +300,43 @@ class TwoAllocators:
             self.holders.clear()
             self.known.clear()
 
+    def policy_is_installed(self) -> None:
+        """Have kube-scheduler's writes refused; only where the pool is not its own."""
+        if self.policy is None and self.handover.state is not HandoverState.SCHEDULER:
+            self.policy = self.now
+
+    def policy_goes(self) -> None:
+        """Take the policy away, which the controller notices at once.
+
+        What is under way just then may be admitted by nobody's decision, so nothing is.
+        """
+        if not self.by_controller:
+            self.scheduler_writes()
+            self.policy, self.in_force = None, False
+
+    def policy_is_proved(self) -> None:
+        """The time to close is over, and the claims are read."""
+        if self.policy is not None and self.now - self.policy >= CLOSING and self.holders <= self.known:
+            self.in_force = True
+
     def publisher_looks(self) -> None:
         answer: bool | None = None
+        if self.handover.state is HandoverState.SCHEDULER:
+            self.policy, self.in_force = None, False  # the object says that the pool is kube-scheduler's
+        wanted: PoolKind | None = self.wanted
+        if wanted is PoolKind.OPEN and not self.in_force:
+            wanted = None if self.policy is not None and self.handover.state.open else PoolKind.TAINTED
         for _ in range(2):
             facts = HandoverFacts(
                 record=self.seen_record,
                 slices=(slice_of(tainted=self.seen_taint),),
-                wanted=self.wanted,
+                wanted=wanted,
                 refused=False,
                 writing=bool(self.by_controller),
                 claims_seen=answer,
                 now=self.now,
                 drain=DRAIN,
+                closed=self.in_force,
             )
             self.handover, effects, _ = look(self.handover, facts)
             if answer is not None or HandoverEffect.READ_CLAIMS not in effects:
@@ -308,7 +351,7 @@ class TwoAllocators:
             self.record = self.handover.state.record
         if self.chance.random() < 0.2:
             return
-        tainted = self.handover.state.allocator is PoolAllocator.CONTROLLER
+        tainted = self.handover.state.allocator is PoolAllocator.CONTROLLER and not self.handover.state.open
         if tainted is not self.tainted and self.seen_taint is self.tainted:
             self.tainted = tainted
             self.untainted_until = self.now if tainted else float("inf")
@@ -316,12 +359,12 @@ class TwoAllocators:
     def restart(self) -> None:
         """Another controller leads: it lists everything anew; what was decided and not written is gone."""
         self.by_controller.clear()
-        self.handover = Handover()
+        self.handover, self.in_force = Handover(), False
         self.claims_are_seen()
         self.record_and_slices_are_seen()
 
     def policy_changes(self) -> None:
-        self.wanted = self.chance.choice(list(PoolAllocator))
+        self.wanted = self.chance.choice(list(PoolKind))
 
     def time_goes_on(self) -> None:
         for _ in range(self.chance.choice((1, 1, 2, 5))):
@@ -359,26 +402,66 @@ def test_a_pool_that_changes_hands_is_never_allocated_by_both(record: AllocatorR
         world.record_and_slices_are_seen,
         world.claim_ends,
         world.policy_changes,
+        world.policy_is_installed,
+        world.policy_goes,
+        world.policy_is_proved,
         world.restart,
     ]
     # Some of them happen seldom in a run or never: else nothing would ever be late for long enough.
     actions = [a for a in actions if chance.random() < 0.6] + [world.publisher_looks, world.time_goes_on] * 3
     for _ in range(200):
         chance.choice(actions)()
-    # Left alone, the pool reaches the one who should have it.
-    for world.wanted in PoolAllocator:
+    reaches_each_kind(world)
+
+
+@settings(max_examples=examples(1200), deadline=None)
+@given(seed=st.integers(0, 10**9))
+def test_an_open_pool_whose_policy_comes_and_goes_is_never_allocated_by_both(seed: int) -> None:
+    chance = random.Random(seed)
+    world = TwoAllocators(chance, AllocatorRecord.OPEN)
+    world.wanted = PoolKind.OPEN
+    often = [
+        world.scheduler_decides,
+        world.controller_decides,
+        world.controller_writes,
+        world.record_and_slices_are_seen,
+        world.publisher_looks,
+        world.publisher_looks,
+        world.time_goes_on,
+        world.time_goes_on,
+    ]
+    seldom = [
+        world.policy_is_installed,
+        world.policy_goes,
+        world.policy_is_proved,
+        world.claims_are_seen,
+        world.claim_ends,
+        world.restart,
+        world.policy_changes,
+    ]
+    for _ in range(200):
+        chance.choice(often if chance.random() < 0.8 else seldom)()
+    reaches_each_kind(world)
+
+
+def reaches_each_kind(world: TwoAllocators) -> None:
+    """Left alone, the pool reaches the one who should have it, in the way that is wanted."""
+    for world.wanted in PoolKind:
         world.chance = random.Random(1)
-        for _ in range(60):
+        for _ in range(90):
             world.now += 1
             world.scheduler_writes()
             world.controller_writes()
             world.claims_are_seen()
             world.record_and_slices_are_seen()
+            world.policy_is_installed()
+            world.policy_is_proved()
             world.publisher_looks()
         world.record_and_slices_are_seen()
-        ours = world.wanted is PoolAllocator.CONTROLLER
-        assert world.record.value == world.wanted.value
-        assert world.tainted is ours
+        ours = world.wanted is not PoolKind.SCHEDULER
+        record = {PoolKind.OPEN: "open", PoolKind.TAINTED: "controller", PoolKind.SCHEDULER: "scheduler"}
+        assert world.record.value == record[world.wanted]
+        assert world.tainted is (world.wanted is PoolKind.TAINTED)
         assert world.handover.state.blocked is not ours
 
 

@@ -9,6 +9,7 @@ import pytest
 from dra_driver.api import codec
 from dra_driver.api.resource import ResourceSlice
 from dra_driver.ownership import PROTECTION_TAINT, AllocatorRecord, PoolAllocator
+from dra_driver.publishing.grants import PoolKind
 from dra_driver.publishing.handover import (
     Handover,
     HandoverEffect,
@@ -49,7 +50,7 @@ def facts(record: AllocatorRecord, now: float, **more: Any) -> HandoverFacts:
         **{
             "record": record,
             "slices": TAINTED,
-            "wanted": PoolAllocator.CONTROLLER,
+            "wanted": PoolKind.TAINTED,
             "refused": False,
             "writing": False,
             "claims_seen": None,
@@ -88,7 +89,7 @@ def test_a_pool_without_its_taint_or_its_note_is_drained_from_the_beginning(lost
 
 
 def test_a_pool_goes_back_after_the_time_when_none_of_our_writes_is_under_way() -> None:
-    theirs: dict[str, Any] = {"wanted": PoolAllocator.SCHEDULER}
+    theirs: dict[str, Any] = {"wanted": PoolKind.SCHEDULER}
     pool, effects, again = look(Handover(S.CONTROLLER), facts(R.CONTROLLER, 100.0, **theirs))
     assert (pool, effects, again) == (Handover(S.YIELDING, 100.0), (F.BLOCK,), DRAIN)
     pool, effects, again = look(pool, facts(R.CONTROLLER, 120.0, writing=True, **theirs))
@@ -103,7 +104,7 @@ def test_a_pool_of_our_own_stays_ours_however_late_it_is() -> None:
 
 def test_what_was_found_at_the_start_is_blocked_at_once() -> None:
     for record, seen in ((R.SCHEDULER, UNTAINTED), (R.NONE, UNTAINTED)):
-        pool, effects, _ = look(Handover(), facts(record, 1.0, slices=seen, wanted=PoolAllocator.SCHEDULER))
+        pool, effects, _ = look(Handover(), facts(record, 1.0, slices=seen, wanted=PoolKind.SCHEDULER))
         assert (pool.state, effects) == (S.SCHEDULER, (F.BLOCK,))
     pool, effects, _ = look(Handover(), facts(R.DRAINING, 1.0))
     assert (pool, effects) == (Handover(S.DRAINING, 1.0), (F.BLOCK,))
@@ -147,7 +148,7 @@ def test_a_pool_on_its_way_to_us_goes_back_at_once_and_begins_anew_without_its_n
     """The controller has decided nothing yet."""
     pool = Handover(state, 1.0 if state.timed else 0.0)
     assert look(pool, facts(**{"now": 2.0, **seen}))[0].state is state
-    back = facts(**{"now": 2.0, "wanted": PoolAllocator.SCHEDULER, **seen})
+    back = facts(**{"now": 2.0, "wanted": PoolKind.SCHEDULER, **seen})
     assert look(pool, back) == (Handover(S.SCHEDULER), (), 0.0)
     assert deleted(pool, 2.0) == (Handover(S.NOTING), ())
     for record in (R.NONE, R.SCHEDULER):
@@ -194,5 +195,6 @@ def test_slices_are_tainted_if_every_device_of_them_is() -> None:
 def test_slices_are_made_for_whoever_is_noted(state: HandoverState) -> None:
     theirs = state.record is R.SCHEDULER
     assert state.allocator is (PoolAllocator.SCHEDULER if theirs else PoolAllocator.CONTROLLER)
-    assert state.blocked is (state not in (S.UNKNOWN, S.CONTROLLER))
-    assert state.timed is (state in (S.DRAINING, S.YIELDING))
+    assert state.blocked is (state not in (S.UNKNOWN, S.CONTROLLER, S.OPEN))
+    assert state.timed is (state in (S.DRAINING, S.YIELDING, S.WITHDRAWING))
+    assert state.open is (state.record is R.OPEN)

@@ -179,9 +179,31 @@ def test_the_controller_gets_a_pool_of_kube_scheduler_only_drained_and_noted() -
         (HandoverState.UNKNOWN, HandoverEvent.NOTED_CONTROLLER),
         (HandoverState.UNKNOWN, HandoverEvent.TAINTED),
         (HandoverState.UNKNOWN, HandoverEvent.CONTROLLER_WANTED),
+        (HandoverState.UNKNOWN, HandoverEvent.OPEN_WANTED),
         (HandoverState.GRANTED, HandoverEvent.NOTED_CONTROLLER),
         (HandoverState.YIELDING, HandoverEvent.CONTROLLER_WANTED),
         (HandoverState.YIELDING, HandoverEvent.REFUSED),
+        (HandoverState.YIELDING, HandoverEvent.OPEN_WANTED),
+    }
+
+
+def test_a_pool_is_open_only_where_others_are_refused_or_it_was_noted() -> None:
+    """What is noted is no right to allocate: that needs the policy to be in force (``PoolGates``)."""
+    assert predecessors(HandoverState.OPEN) == {
+        (HandoverState.UNKNOWN, HandoverEvent.NOTED_OPEN),
+        (HandoverState.CONTROLLER, HandoverEvent.NOTED_OPEN),
+        (HandoverState.CONTROLLER, HandoverEvent.OPEN_WANTED),
+        (HandoverState.WITHDRAWING, HandoverEvent.OPEN_WANTED),
+    }
+    # What is open no more goes all the way of a pool of kube-scheduler.
+    assert {
+        move.state for (state, _), move in HANDOVER_TRANSITIONS.items() if state is HandoverState.WITHDRAWING
+    } == {
+        HandoverState.WITHDRAWING,
+        HandoverState.OPEN,
+        HandoverState.SCHEDULER,
+        HandoverState.TAINTING,  # another process has noted that it goes to the controller
+        HandoverState.UNKNOWN,
     }
 
 
@@ -189,10 +211,12 @@ def test_kube_scheduler_gets_a_pool_of_the_controller_only_when_it_has_stopped_f
     assert predecessors(HandoverState.YIELDING) == {
         (HandoverState.CONTROLLER, HandoverEvent.SCHEDULER_WANTED)
     }
+    assert {state for state, _ in predecessors(HandoverState.WITHDRAWING)} == {HandoverState.OPEN}
     given = {
         event
         for state, event in predecessors(HandoverState.SCHEDULER)
-        if state in (HandoverState.CONTROLLER, HandoverState.YIELDING)
+        if state in (HandoverState.CONTROLLER, HandoverState.YIELDING, HandoverState.OPEN)
+        or state is HandoverState.WITHDRAWING
     }
     # A note of it is somebody else's, of a node agent that has taken the pool over.
     assert given == {HandoverEvent.TIME_OVER, HandoverEvent.NOTED_SCHEDULER}
@@ -224,6 +248,10 @@ def test_slices_are_tainted_unless_kube_scheduler_allocates_from_them(state: Han
 @pytest.mark.parametrize("state", HandoverState)
 def test_a_refusal_takes_no_pool_from_the_controller(state: HandoverState) -> None:
     after = HANDOVER_TRANSITIONS[state, HandoverEvent.REFUSED].state
+    if state.open:
+        # It needs its taint, and is on its way there.
+        assert after is HandoverState.WITHDRAWING
+        return
     ours = state in (HandoverState.CONTROLLER, HandoverState.YIELDING)
     assert after is (HandoverState.CONTROLLER if ours else HandoverState.SCHEDULER)
 
