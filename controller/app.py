@@ -109,7 +109,7 @@ class Controller:
                 config.drivers,
                 self.metrics,
                 config.timings.review,
-                lends=config.lending is LendingMode.ON,
+                lends=config.lending is LendingMode.ON or config.open_pools,
             )
 
     def _leads(self) -> bool:
@@ -164,7 +164,7 @@ class Controller:
                 if self._config.preemption.mode is not PreemptionMode.OFF:
                     for informer in env.informers.of_preemption():
                         tasks.create_task(informer.run())
-                if self._config.lending is LendingMode.ON:
+                if self._config.lending is LendingMode.ON or self._config.open_pools:
                     tasks.create_task(env.informers.namespaces.run())
                 tasks.create_task(env.recorder.run())
                 tasks.create_task(state.answers.run())

@@ -57,10 +57,11 @@ class Timings:
             writes an allocation in its binding cycle, usually within a second of the decision; a busy API
             server may need longer. After a loan it is what kube-scheduler's writes are given before they are
             refused.
-        closing: until every API server follows what is recalled. One that lags for longer is cut off from
-            etcd, and writes no claims.
+        closing: until every API server follows what is recalled, or the end of a grant. One that lags for
+            longer is cut off from etcd, and writes no claims.
         lent: after which a loan ends in any case.
-        recalled: for which devices stay recalled after their loan.
+        recalled: for which devices stay recalled after their loan, and those kept that the controller had
+            allocated in a pool that has become kube-scheduler's.
         settle: between a change and the write of the policies' statuses, so that a change of all nodes is one
             write.
         preempt: for which a pod waits before others are preempted for it, so that what passes has passed.
@@ -158,6 +159,8 @@ class ControllerConfig:
         scale_up_seconds: for which a pod waits before autoscalers see it, where nodes may be added.
         scale_up_pods: that autoscalers see at a time for that; 0: none.
         preemption: of pods of lower priority.
+        open_pools: whether pools are open where the admission policy and the gate in every namespace allow
+            it.
         lending: of devices to kube-scheduler.
         lending_scan_seconds: that kube-scheduler may look for devices because of loans, by estimate.
         workers: pods whose allocations are written at the same time.
@@ -192,6 +195,7 @@ class ControllerConfig:
     scale_up_seconds: float = 15.0
     scale_up_pods: int = 64
     preemption: PreemptionSettings = PreemptionSettings()
+    open_pools: bool = False
     lending: LendingMode = LendingMode.OFF
     lending_scan_seconds: float = 1.0
     workers: int = 16
@@ -263,6 +267,8 @@ class ControllerConfig:
             for name in self.group_labels
             if name not in list(GroupLabels)
         ]
+        if self.open_pools and self.lending is not LendingMode.OFF:
+            findings.append(f"--open-pools: not together with --lending {self.lending.value}")
         findings += self.preemption.findings()
         if not 0.01 <= self.lending_scan_seconds <= 3_600:
             findings.append(

@@ -68,7 +68,8 @@ class AdmissionServer:
             drivers: ours; the first is that of the GPUs.
             metrics: of this controller.
             review_seconds: in which a review must be received.
-            lends: whether devices are lent to kube-scheduler.
+            lends: whether devices are lent to kube-scheduler, or pools open: pods get the gate for extended
+                resources, too.
         """
         self._client = client
         self._config = config

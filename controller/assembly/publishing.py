@@ -14,18 +14,22 @@ from controller.config import LendingMode
 from controller.observe.metrics import Metrics
 from controller.publish.dropped import DroppedCapacity, advice_to_administrators
 from controller.publish.extended_resources import ExtendedResources
-from controller.publish.gated import GatedNamespaces
+from controller.publish.gated import TRIED, GatedNamespaces
 from controller.publish.gates import PoolGates
 from controller.publish.gone_claims import GoneClaimWriter
+from controller.publish.grants import PoolGrants
+from controller.publish.guard import GuardKeeper
 from controller.publish.known_claims import KnownClaims
 from controller.publish.lending import FirstRead
 from controller.publish.loans import PoolLoans
+from controller.publish.open_pools import OpenPools
 from controller.publish.policies import PolicyBook
 from controller.publish.publisher import POOL_INDEX, Publisher
 from controller.publish.recalls import RecallWriter
 from controller.publish.tolerators import Tolerators
 from dra_driver.errors import DraError
 from dra_driver.kube import Backoff
+from dra_driver.ownership import PoolID
 from dra_driver.resourceslice import GATES, ServerFeatures
 from dra_driver.structured import PoolPolicy
 
@@ -48,6 +52,8 @@ class Publishing:
     first_read: FirstRead
     gated: GatedNamespaces | None
     gone_claims: GoneClaimWriter
+    grants: PoolGrants | None
+    guard: GuardKeeper | None
 
     @classmethod
     def of(cls, env: Environment, state: State) -> Publishing:
@@ -62,15 +68,17 @@ class Publishing:
             timings=config.timings,
             default=PoolPolicy(config.strategy, config.node_policy),
         )
-        gates = PoolGates(
-            clock,
-            inventories=informers.inventories,
-            slices=informers.slices,
-            changed=state.pools.set_blocked,
-        )
+        claims = KnownClaims(client, state.assume_cache)
+        gates, grants = _gates(env, state)
         gated: GatedNamespaces | None = None
+        open_pools: OpenPools | None = None
+        guard: GuardKeeper | None = None
         if config.lending is LendingMode.ON:
             gated = GatedNamespaces(client, informers.namespaces)
+        elif grants is not None:
+            gated = GatedNamespaces(client, informers.namespaces, TRIED)
+            open_pools = OpenPools(grants, gated, gates)
+            guard = GuardKeeper(client, clock, config.namespace, config.drivers, grants, claims)
         loans = PoolLoans(
             config.lending,
             config.timings,
@@ -93,6 +101,7 @@ class Publishing:
             policies=policies,
             gates=gates,
             loans=loans,
+            open_pools=open_pools,
             tolerators=_tolerators(env, state),
             extended_resources=ExtendedResources(informers.classes, changed=state.republish.send),
             assume_cache=state.assume_cache,
@@ -101,6 +110,11 @@ class Publishing:
         )
         state.republish.listen(publisher.look_at_all)
         state.freed.listen(publisher.look_at_pending)
+        if open_pools is not None and grants is not None and gated is not None:
+            grants.guard_changed.listen(publisher.look_at_all)
+            grants.changed.listen(publisher.look_at)
+            gated.changed.listen(publisher.look_at_all)
+            env.metrics.watch_open_pools(gates.count_open, grants.in_force)
         dropped = DroppedCapacity(informers.claims, informers.templates, recorder)
         env.metrics.watch_dropped_capacity(dropped.count)
         gone_claims = GoneClaimWriter(client, state.gone_claims, informers.inventories)
@@ -112,8 +126,8 @@ class Publishing:
             seconds = config.timings.recalled
             recalls = RecallWriter(client, clock, config.namespace, loans, gates, seconds)
             env.metrics.watch_loans(loans.count, recalls.__len__)
-        first_read = FirstRead(KnownClaims(client, state.assume_cache), loans, config.timings.drain)
-        return cls(policies, publisher, loans, recalls, first_read, gated, gone_claims)
+        first_read = FirstRead(claims, loans, config.timings.drain)
+        return cls(policies, publisher, loans, recalls, first_read, gated, gone_claims, grants, guard)
 
     async def probe(self, metrics: Metrics) -> None:
         """Ask the API server which fields it keeps, until it answers: that decides who allocates."""
@@ -142,12 +156,48 @@ class Publishing:
             tasks.create_task(self.first_read.run())
         if self.gated is not None:
             tasks.create_task(self.gated.run())
+        if self.guard is not None:
+            tasks.create_task(self.guard.run())
 
     def close(self) -> None:
         """Cancel timers."""
         self.publisher.queue.close()
         self.policies.queue.close()
         self.gone_claims.queue.close()
+
+
+def _gates(env: Environment, state: State) -> tuple[PoolGates, PoolGrants | None]:
+    """Return whose the pools are, and what is granted of open ones; None where there are to be none."""
+    config, informers = env.config, env.informers
+    grants: PoolGrants | None = None
+    if config.open_pools:
+        grants = PoolGrants(
+            config.allocator,
+            config.drivers,
+            config.timings,
+            env.clock,
+            handover=lambda pool: gates.handover(pool).state,
+            inventories=informers.inventories,
+            slices=informers.slices,
+            slices_of=lambda pool: informers.slices.by_index(POOL_INDEX, pool),
+            taken=lambda pool: _taken(state, pool),
+            being_written=state.assume_cache.being_written,
+            blocked=state.pools.set_granted,
+        )
+    gates = PoolGates(
+        env.clock,
+        inventories=informers.inventories,
+        slices=informers.slices,
+        changed=state.pools.set_blocked,
+        opened=state.pools.set_open,
+        refuses_others=grants.refuses_others if grants is not None else lambda _: False,
+    )
+    return gates, grants
+
+
+def _taken(state: State, pool: PoolID) -> frozenset[str]:
+    taken = state.assume_cache.taken(pool)
+    return frozenset((*taken.devices, *taken.shares))
 
 
 def _report_features(metrics: Metrics, features: ServerFeatures) -> None:

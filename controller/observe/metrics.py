@@ -245,6 +245,16 @@ class Metrics:
             "Devices that kube-scheduler may allocate no longer; with 512 nothing more is lent.",
             registry=self.registry,
         )
+        self._open_pools = Gauge(
+            f"{prefix}_open_pools",
+            "Pools that are published without the driver's taint, because the API server keeps them.",
+            registry=self.registry,
+        )
+        self._policy_in_force = Gauge(
+            f"{prefix}_grant_policy_in_force",
+            "1 where the admission policy dra-driver-grants is proved to refuse what others allocate.",
+            registry=self.registry,
+        )
         self._depth = Gauge(
             f"{prefix}_queue_depth", "Keys that wait for a worker.", ["queue"], registry=self.registry
         )
@@ -337,6 +347,11 @@ class Metrics:
             if state.blocked:
                 self._loans.labels(state.name.lower()).set_function(functools.partial(count, state))
         self._recalled.set_function(recalled)
+
+    def watch_open_pools(self, count: Callable[[], float], in_force: Callable[[], bool | None]) -> None:
+        """Read how many pools are open, and whether the policy is in force, whenever metrics are read."""
+        self._open_pools.set_function(count)
+        self._policy_in_force.set_function(lambda: float(in_force() is True))
 
     def watch_leader(self, leads: Callable[[], bool]) -> None:
         """Read whether this process works whenever metrics are read."""

@@ -28,12 +28,14 @@ from dra_driver.kube import Handler, Informer
 from dra_driver.ports import KubeClient
 from dra_driver.resourceclaim import Gating, gating_of_policy, gating_of_webhook
 
-__all__ = ["GatedNamespaces"]
+__all__ = ["LENT", "TRIED", "GatedNamespaces"]
 
 log = structlog.get_logger(__name__)
 
 # How often what sets the gate is read. Namespaces are watched.
 _READ_SECONDS: Final = 10.0
+LENT: Final = "could take what is lent for others"
+TRIED: Final = "kube-scheduler would try them with devices that it cannot have"
 
 
 class GatedNamespaces:
@@ -42,14 +44,16 @@ class GatedNamespaces:
     Args:
         client: for reads.
         namespaces: all of them.
+        effect: what comes of pods without the gate, for people.
 
     Attributes:
         changed: sent when ``problem`` is another.
     """
 
-    def __init__(self, client: KubeClient, namespaces: Informer[Namespace]) -> None:
+    def __init__(self, client: KubeClient, namespaces: Informer[Namespace], effect: str = LENT) -> None:
         self.changed: Signal[[]] = Signal()
         self._client = client
+        self._effect = effect
         self._namespaces = namespaces
         self._gating: Gating | None = None
         self._why = "whether pods are created with the gate has not been read yet"
@@ -67,6 +71,10 @@ class GatedNamespaces:
     def refusal(self) -> str:
         """Return the same, once it is known."""
         return self._problem if self._read_once else ""
+
+    def everywhere(self) -> bool | None:
+        """Return whether the pods of every namespace get the gate; None: that has not been read yet."""
+        return not self._problem if self._read_once else None
 
     def ungated(self) -> tuple[str, ...]:
         """Return the namespaces whose pods are created without the gate, in order."""
@@ -140,7 +148,7 @@ class GatedNamespaces:
         if not problem and (number := len(self._ungated)):
             problem = (
                 f"pods of {number} namespace{'s' * (number != 1)} are created without the gate "
-                f"{ALLOCATION_GATE}, and could take what is lent for others"
+                f"{ALLOCATION_GATE}, and {self._effect}"
             )
         if problem != self._problem:
             self._problem = problem

@@ -1,6 +1,7 @@
 """Which pools the allocator must leave alone: those that change hands, and those whose devices change form.
 
-The rules are the tables of ``dra_driver.publishing``. Here is the state of every pool, and the only place
+And open ones, while it is not known that the API server refuses others. The rules are the tables of
+``dra_driver.publishing``. Here is the state of every pool, and the only place
 that reports a change of it to the allocator: at once, before anything else is done about the pool.
 """
 
@@ -36,6 +37,8 @@ class PoolGates:
         inventories: what is noted.
         slices: of which it is awaited that they show what was written.
         changed: called at once with a pool and whether it is blocked, where that may be another answer.
+        opened: called at once with a pool and whether it is open, likewise.
+        refuses_others: whether the API server keeps a pool for the controller; asked of open pools.
     """
 
     def __init__(
@@ -45,10 +48,14 @@ class PoolGates:
         inventories: Informer[DeviceInventory],
         slices: Informer[ResourceSlice],
         changed: Callable[[PoolID, bool], None] = lambda _pool, _blocked: None,
+        opened: Callable[[PoolID, bool], None] = lambda _pool, _open: None,
+        refuses_others: Callable[[PoolID], bool] = lambda _pool: False,
     ) -> None:
         self._clock = clock
         self._slices = slices
         self._changed = changed
+        self._opened = opened
+        self._refuses_others = refuses_others
         self._handovers: dict[PoolID, Handover] = {}
         self._freezes: dict[PoolID, Freeze] = {}
         inventories.add_handler(
@@ -66,7 +73,9 @@ class PoolGates:
 
     def blocked(self, pool: PoolID) -> bool:
         """Whether the allocator must neither allocate from the pool nor deallocate what is held of it."""
-        return self.handover(pool).state.blocked or self.freeze(pool).blocked
+        state = self.handover(pool).state
+        exposed = state is HandoverState.OPEN and not self._refuses_others(pool)
+        return exposed or state.blocked or self.freeze(pool).blocked
 
     def handover(self, pool: PoolID) -> Handover:
         """Return whose the pool is."""
@@ -75,6 +84,16 @@ class PoolGates:
     def freeze(self, pool: PoolID) -> Freeze:
         """Return whether the pool is frozen."""
         return self._freezes.get(pool, Freeze())
+
+    def look_at_open(self, pool: PoolID | None = None) -> None:
+        """Report an open pool, or all, because others may be refused now, or not any more."""
+        for one in list(self._handovers) if pool is None else (pool,):
+            if self.handover(one).state is HandoverState.OPEN:
+                self._changed(one, self.blocked(one))
+
+    def count_open(self) -> int:
+        """Return how many pools are open, or were until now."""
+        return sum(handover.state.open for handover in self._handovers.values())
 
     # --- what the publisher decides and does ----------------------------------------------------------------
 
@@ -87,7 +106,14 @@ class PoolGates:
             if before is HandoverState.YIELDING and now.state is HandoverState.SCHEDULER:
                 log.info("pool is drained; kube-scheduler allocates from now on", pool=str(pool))
         _put(self._handovers, pool, now, Handover())
+        if now.state.open and not before.open:
+            # First this: without taints it would seem to be kube-scheduler's.
+            self._opened(pool, True)
         self._report(pool, effects)
+        if now.state is HandoverState.OPEN:
+            self._changed(pool, self.blocked(pool))
+        if before.open and not now.state.open:
+            self._opened(pool, False)
 
     def begin(self, pool: PoolID) -> None:
         """Freeze the pool: slices are about to be written in which devices change their form."""

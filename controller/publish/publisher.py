@@ -20,6 +20,7 @@ from controller.publish.extended_resources import ExtendedResources
 from controller.publish.gates import PoolGates
 from controller.publish.known_claims import KnownClaims
 from controller.publish.loans import PoolLoans
+from controller.publish.open_pools import OpenPools
 from controller.publish.other_drivers import OtherDrivers
 from controller.publish.pace import Pace
 from controller.publish.policies import PolicyBook
@@ -47,6 +48,7 @@ from dra_driver.ports import Clock, KubeClient
 from dra_driver.publishing import PublicationPlan, Seen, Verdict, conditions, plan_publication
 from dra_driver.publishing.epochs import EpochEvent
 from dra_driver.publishing.loans import Lending
+from dra_driver.publishing.seen import Guarding
 from dra_driver.resourceslice import Presence, ServerFeatures, Usage, share_a_device
 from dra_driver.structured import PoolPolicy
 
@@ -87,6 +89,7 @@ class Publisher:
         nodes: Informer[Node],
         gates: PoolGates,
         loans: PoolLoans | None = None,
+        open_pools: OpenPools | None = None,
         policies: PolicyBook | None = None,
         tolerators: Tolerators | None = None,
         extended_resources: ExtendedResources | None = None,
@@ -106,6 +109,7 @@ class Publisher:
             nodes: owners of the slices, and what policies select on.
             gates: pools that the allocator must leave alone.
             loans: what is lent of pools; if None, nothing ever was.
+            open_pools: whether pools can be open; if None, none is.
             policies: DevicePolicies; if None, there are none.
             tolerators: claims that kube-scheduler could serve from our pools; if None, there are none.
             extended_resources: what device plugins hand out; if None, nothing is withheld because of them.
@@ -121,6 +125,7 @@ class Publisher:
         self._nodes = nodes
         self._gates = gates
         self._loans = loans
+        self._open_pools = open_pools
         self._policies = policies
         self._tolerators = tolerators
         self._extended = extended_resources
@@ -162,7 +167,8 @@ class Publisher:
     @property
     def allocator(self) -> PoolAllocator:
         """``CONTROLLER`` where some pool may be ours, after what the server can do was considered."""
-        if self.features is not None and not self.features.taints:
+        opens = self._open_pools is not None and self._open_pools.possible()
+        if self.features is not None and not (self.features.taints or opens):
             return PoolAllocator.SCHEDULER
         if self._policies is not None and self._policies.wants_controller(self._config.drivers):
             return PoolAllocator.CONTROLLER
@@ -217,7 +223,7 @@ class Publisher:
             )
         )
         if self._loans is not None:
-            self._loans.asking.listen(lambda pool: self.queue.add(inventory_name(pool.pool, pool.driver)))
+            self._loans.asking.listen(self.look_at)
         self._nodes.add_handler(
             Handler(added=lambda n: self._look_at_node(n.metadata.name), updated=self._node_updated)
         )
@@ -235,6 +241,10 @@ class Publisher:
         for inventory in self._inventories.items():
             self.queue.add(inventory.metadata.name)
 
+    def look_at(self, pool: PoolID) -> None:
+        """Look at one pool again."""
+        self.queue.add(inventory_name(pool.pool, pool.driver))
+
     def _look_later(self, names: Iterable[str]) -> None:
         for name in names:
             self.queue.add_after(name, _OTHERS_SECONDS)
@@ -242,7 +252,7 @@ class Publisher:
     def look_at_pending(self) -> None:
         """Look again at pools in which something waits until devices are free."""
         for pool in self._pending:
-            self.queue.add(inventory_name(pool.pool, pool.driver))
+            self.look_at(pool)
 
     def _slice_changed(self, slice_: ResourceSlice) -> None:
         if slice_.spec.driver in self._config.drivers and slice_.spec.node_name:
@@ -460,6 +470,7 @@ class Publisher:
             drain=self._config.timings.drain,
             freeze=self._gates.freeze(pool),
             lending=self._loans.seen(pool, claims_seen=loans_claims_seen) if self._loans else Lending(),
+            guarding=self._open_pools.guarding(pool) if self._open_pools else Guarding(),
             begun=self._attempts.begun(inventory),
             now=self._clock.monotonic(),
         )

@@ -30,6 +30,9 @@ PREEMPTION = ("controller.preemption=on", "controller.preemptionViolatesBudgets=
 # Nothing is lent unless every namespace has the gate.
 LENDING = ("controller.lending=on", "admissionPolicies.gateNamespaces=all")
 
+# Pools are open where every namespace has the gate.
+OPEN_POOLS = ("admissionPolicies.gateNamespaces=all",)
+
 # Nothing here may be secret, nor another at each rendering.
 EXTERNAL = ("webhooks.certificates=external",)
 
@@ -60,6 +63,15 @@ MANIFESTS: Mapping[str, tuple[str, Sequence[str]]] = {
     "optional/lending/gating.yaml": ("gate-policy.yaml", LENDING),
     "optional/lending/kept.yaml": ("kept.yaml", LENDING),
     "optional/lending/recalled-devices.yaml": ("lending.yaml", LENDING),
+    "optional/open-pools/rbac.yaml": ("rbac.yaml", OPEN_POOLS),
+    "optional/open-pools/account-policies.yaml": ("account-policies.yaml", OPEN_POOLS),
+    "optional/open-pools/gating.yaml": ("gate-policy.yaml", OPEN_POOLS),
+    "optional/open-pools/kept.yaml": ("kept.yaml", OPEN_POOLS),
+    "optional/open-pools/grants.yaml": ("grants.yaml", OPEN_POOLS),
+    "optional/open-pools-before-1.36.yaml": (
+        "webhook-configurations.yaml",
+        (*EXTERNAL, f"{CAPACITY}=false", *OPEN_POOLS),
+    ),
     "optional/preemption/rbac.yaml": ("rbac.yaml", PREEMPTION),
     "optional/preemption/policies.yaml": ("account-policies.yaml", PREEMPTION),
     "optional/rdma.yaml": ("rdma.yaml", ("rdma.enabled=true",)),
@@ -68,9 +80,18 @@ MANIFESTS: Mapping[str, tuple[str, Sequence[str]]] = {
 # What another file has already, as the same template with these values.
 BESIDE: Mapping[str, Sequence[str]] = {"optional/refuse-dropped-capacity.yaml": EXTERNAL}
 # What is for another Kubernetes.
-KUBE_VERSIONS: Mapping[str, str] = {"optional/webhooks-before-1.36.yaml": "1.35.0"}
+KUBE_VERSIONS: Mapping[str, str] = {
+    "optional/webhooks-before-1.36.yaml": "1.35.0",
+    "optional/open-pools-before-1.36.yaml": "1.35.0",
+}
 # What stands before the rendering, where something is to be said.
 HEADS: Mapping[str, str] = {
+    "optional/open-pools-before-1.36.yaml": """\
+# The webhooks for open pools, in place of webhooks-before-1.36.yaml and beside open-pools: the gate is set in every
+# namespace.
+#     kubectl apply -f deploy/optional/open-pools -f deploy/optional/open-pools-before-1.36.yaml
+#     dra-driver certificates
+""",
     "optional/webhooks-before-1.36.yaml": """\
 # The webhooks, in place of webhooks.yaml, for Kubernetes before 1.36: there a webhook sets the gate as well.
 #     kubectl apply -f deploy/optional/webhooks-before-1.36.yaml

@@ -19,6 +19,7 @@ __all__ = [
     "DEVICE_CLASSES",
     "EXTENDED_RESOURCE_ANNOTATION",
     "GATE_POLICY",
+    "GRANTS",
     "GROUP_BY_ANNOTATION",
     "GROUP_DOMAIN_ANNOTATION",
     "GROUP_LABEL",
@@ -45,6 +46,7 @@ __all__ = [
     "SET_ASIDE_FIELD_MANAGER",
     "SYSTEM_NAMESPACE",
     "TOPOLOGY_ANNOTATION",
+    "TRIAL_CLAIM",
     "cdi_kind",
 ]
 
@@ -61,6 +63,10 @@ REQUEST_SHAPES: Final = "dra-driver-request-shapes"
 
 RECALLED_DEVICES: Final = "dra-driver-recalled-devices"
 """ConfigMap with devices that kube-scheduler may allocate no longer, and the policy whose parameter it is."""
+GRANTS: Final = "dra-driver-grants"
+"""ConfigMap that says what others than the controller may allocate, and the policy whose parameter it is."""
+TRIAL_CLAIM: Final = "dra-driver-trial"
+"""ResourceClaim that is never allocated: with it the controller tries whether that policy refuses."""
 LENDING_STATUS: Final = "dra-driver-lending"
 """ConfigMap in which the controller says whether devices are lent, why not, and for which pods."""
 

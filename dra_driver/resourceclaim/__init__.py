@@ -49,6 +49,7 @@ from dra_driver.resourceclaim.gone import (
     gone_allocations,
     listed_claims,
 )
+from dra_driver.resourceclaim.guard import TRIAL_POOL, evaluated, guard_problem, trial_status, turn_of_refusal
 from dra_driver.resourceclaim.pods import (
     PodClaim,
     claims_named,
@@ -67,6 +68,7 @@ __all__ = [
     "LAST_APPLIED",
     "NAMES_CLAIMS",
     "NAMES_CLAIMS_OR_RESOURCES",
+    "TRIAL_POOL",
     "Gating",
     "ObjectRequests",
     "PodClaim",
@@ -83,6 +85,7 @@ __all__ = [
     "devices_by_pool",
     "dropped_capacity",
     "dropped_from",
+    "evaluated",
     "extended_claim",
     "extended_resources",
     "for_scheduler",
@@ -90,6 +93,7 @@ __all__ = [
     "gating_of_policy",
     "gating_of_webhook",
     "gone_allocations",
+    "guard_problem",
     "held_by",
     "is_allocated",
     "is_extended_claim",
@@ -108,5 +112,7 @@ __all__ = [
     "request_names",
     "selects",
     "shares",
+    "trial_status",
+    "turn_of_refusal",
     "uses_claims",
 ]

@@ -9,13 +9,17 @@ import pytest
 from chart_support import Chart, Object, named, of_kind
 from nonempty import nonempty
 
+from controller.admission.config import OBJECT_NAME
 from controller.app import LEASE
 from controller.config import identity_of
 from controller.observe.node_labels import KEYS, annotation_of
-from dra_driver.api import names
+from dra_driver.api import codec, names
+from dra_driver.api.server.admission import ValidatingPolicy, ValidatingPolicyBinding
 from dra_driver.kube.fence import LEADER_POLICY
 from dra_driver.ownership import ADMITTED, RECALLED
+from dra_driver.resourceclaim import guard_problem
 
+OPEN: dict[str, Any] = {"admissionPolicies": {"gateNamespaces": "all"}}
 ACCOUNTS = {
     "dra-driver-controller-slices",
     "dra-driver-controller-certificates",
@@ -56,7 +60,7 @@ def test_accounts_and_fence_are_policies_of_their_own(chart: Chart) -> None:
 
 def test_what_lets_the_api_server_follow_parameters_stays_and_refuses_nothing(chart: Chart) -> None:
     """Once the last policy with a kind of parameter has gone, it sees the parameters as they were then."""
-    for values in ({}, {"controller": {"lending": "on"}}):
+    for values in ({}, {"controller": {"lending": "on"}}, OPEN):
         objects = chart.render(values)
         every = of_kind(objects, "ValidatingAdmissionPolicy")
         kept = [o for o in every if o["metadata"]["name"].startswith("dra-driver-follow-")]
@@ -213,6 +217,82 @@ def test_the_controller_reads_and_writes_these_objects_alone_and_only_the_leader
     fence = named(objects, "ValidatingAdmissionPolicy", f"{LEADER_POLICY}-lending")["spec"]
     fenced = fence["matchConstraints"]["resourceRules"]
     assert fenced == [{**rule, "apiVersions": ["*"], "operations": ["UPDATE"]}]
+    of_all = named(objects, "ValidatingAdmissionPolicy", LEADER_POLICY)["spec"]
+    assert fence["validations"] == of_all["validations"]
+
+
+# --- open pools ---------------------------------------------------------------------------------------------
+
+
+def test_nothing_of_open_pools_is_installed_unless_every_namespace_has_the_gate(chart: Chart) -> None:
+    made = {"webhooks": {"certificates": "external"}}
+    lends = OPEN | {"controller": {"lending": "on"}}
+    of_open = {names.GRANTS, f"{LEADER_POLICY}-grants", "dra-driver-follow-configmaps"}
+    plain = chart.render(made)
+    assert policies(chart.render(made | OPEN)) == policies(plain) | of_open
+    for values in (made, made | lends, made | OPEN | {"controller": {"lending": "ending"}}):
+        objects = chart.render(values)
+        assert names.GRANTS not in str(objects)
+        assert names.TRIAL_CLAIM not in str(objects)
+        assert "--open-pools" not in str(controller(objects))
+    assert "--open-pools" in str(controller(chart.render(OPEN)))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"driverName": "gpu.nvidia.com", "rdma": {"enabled": True, "driverName": "a.example.com"}},
+    ],
+)
+def test_devices_are_kept_for_the_controller_as_the_code_says(chart: Chart, values: dict[str, Any]) -> None:
+    objects = chart.render(OPEN | values, namespace="gpus")
+    policy, binding = (
+        named(objects, kind, names.GRANTS)
+        for kind in ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+    )
+    drivers = [values.get("driverName", names.DEFAULT_DRIVER_NAME), *values.get("rdma", {}).values()]
+    problem = guard_problem(
+        codec.convert(ValidatingPolicy, policy),
+        codec.convert(ValidatingPolicyBinding, binding),
+        [driver for driver in drivers if isinstance(driver, str)],
+        "gpus",
+    )
+    assert problem == ""
+    assert binding["spec"]["paramRef"]["parameterNotFoundAction"] == "Allow"
+    kept = named(objects, "ConfigMap", names.GRANTS)
+    assert kept["metadata"]["namespace"] == "gpus"
+    # What the controller has written must survive an update of the release.
+    assert kept.keys() == {"apiVersion", "kind", "metadata"}
+    (validation,) = policy["spec"]["validations"]
+    assert "kubectl dra explain" in validation["messageExpression"]
+
+
+def test_of_open_pools_the_controller_has_only_these_rights_and_only_as_the_leader(chart: Chart) -> None:
+    objects = chart.render(OPEN)
+    rights = [
+        (resource, tuple(rule.get("resourceNames", ())), verb)
+        for role in (*of_kind(objects, "ClusterRole"), *of_kind(objects, "Role"))
+        for rule in role["rules"]
+        for resource in rule.get("resources", ())
+        for verb in rule["verbs"]
+        if resource == "configmaps" or "admissionregistration.k8s.io" in rule["apiGroups"]
+    ]
+    gate, grants = (names.GATE_POLICY,), (names.GRANTS,)
+    assert sorted(rights) == sorted(
+        [
+            ("mutatingadmissionpolicies", gate, "get"),
+            ("mutatingadmissionpolicybindings", gate, "get"),
+            ("mutatingwebhookconfigurations", (OBJECT_NAME,), "get"),
+            ("validatingadmissionpolicies", grants, "get"),
+            ("validatingadmissionpolicybindings", grants, "get"),
+            ("configmaps", grants, "get"),
+            ("configmaps", grants, "patch"),
+        ]
+    )
+    fence = named(objects, "ValidatingAdmissionPolicy", f"{LEADER_POLICY}-grants")["spec"]
+    (fenced,) = fence["matchConstraints"]["resourceRules"]
+    assert (fenced["resources"], fenced["resourceNames"]) == (["configmaps"], [names.GRANTS])
     of_all = named(objects, "ValidatingAdmissionPolicy", LEADER_POLICY)["spec"]
     assert fence["validations"] == of_all["validations"]
 

@@ -10,9 +10,12 @@ import yaml
 from chart_support import ROOT, Chart, Object
 
 Key = tuple[str, str, str]
-FOLDERS = ("lending", "preemption")
+FOLDERS = ("lending", "open-pools", "preemption")
+# Nothing is lent where pools are open.
+TOGETHER = (("lending", "preemption"), ("open-pools", "preemption"))
 VALUES: dict[str, dict[str, Any]] = {
     "lending": {"controller": {"lending": "on"}, "admissionPolicies": {"gateNamespaces": "all"}},
+    "open-pools": {"admissionPolicies": {"gateNamespaces": "all"}},
     "preemption": {"controller": {"preemption": "on", "preemptionViolatesBudgets": True}},
 }
 
@@ -37,10 +40,11 @@ def manifests() -> dict[Key, Object]:
 
 
 def test_no_object_is_in_two_folders() -> None:
-    lending, preemption = (folder(f"optional/{name}") for name in FOLDERS)
-    assert lending
-    assert preemption
-    assert not lending.keys() & preemption.keys()
+    for names in TOGETHER:
+        first, second = (folder(f"optional/{name}") for name in names)
+        assert first
+        assert second
+        assert not first.keys() & second.keys()
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -49,7 +53,11 @@ def test_a_folder_has_only_what_an_installation_has_not(name: str) -> None:
     assert not [k for k, raw in folder(f"optional/{name}").items() if installed.get(k) == raw]
 
 
-@pytest.mark.parametrize("order", [(f,) for f in FOLDERS] + list(permutations(FOLDERS)), ids="-".join)
+@pytest.mark.parametrize(
+    "order",
+    [(f,) for f in FOLDERS] + [order for names in TOGETHER for order in permutations(names)],
+    ids="-".join,
+)
 def test_what_is_applied_in_any_order_is_what_the_chart_makes(chart: Chart, order: tuple[str, ...]) -> None:
     installed = manifests()
     for raw in yaml.safe_load_all((ROOT / "deploy/optional/webhooks.yaml").read_text(encoding="utf-8")):

@@ -100,6 +100,7 @@ class FakeClient:
         after: is given each write when it is done, before it is answered; if it raises, there is no answer.
         strip: changes objects on their way into the store, as an API server does whose feature gate is off.
         quiet: kinds whose watches deliver nothing for now; call ``wake`` after taking one out.
+        user: ``userInfo`` of the client, for policies; if None, an administrator's.
         now: the API server's clock, in seconds since the epoch; it stands still.
         time: if not None, a clock that goes on, in its place.
         registry: the embedded API server's.
@@ -113,6 +114,7 @@ class FakeClient:
         self.after: Callable[[str, str, str, str], None] = lambda *_: None
         self.strip: Callable[[dict[str, Any]], None] | None = None
         self.quiet: set[str] = set()
+        self.user: dict[str, Any] | None = None
         self.now = START
         self.time: Callable[[], float] | None = None
         self.registry = Registry(Store(), self.clock, Served())
@@ -403,6 +405,8 @@ class FakeClient:
         await self._enter("dry-run" if dry_run else verb, resource, name, subresource)
         reviews = _Stripped(self.strip) if self.strip is not None else None
         options = Options(dry_run=dry_run, manager="test", reviews=reviews)
+        if self.user is not None:
+            options.user = self.user
         try:
             raw = write(self._kind(resource), options)
         except StatusError as e:

@@ -187,12 +187,14 @@ class PoolChanged:
         policy: how to choose its devices.
         lent: devices that are lent to kube-scheduler, or on their way there or back, and all that these
             exclude: neither free nor ours to give back. Whose the pool is does not depend on their taints.
+        open: it is ours although its devices have no taint of ours: the API server refuses others.
     """
 
     pool: PoolID
     blocked: bool
     policy: PoolPolicy
     lent: frozenset[str] = frozenset()
+    open: bool = False
 
 
 @dataclass(frozen=True, slots=True)

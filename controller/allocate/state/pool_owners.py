@@ -43,8 +43,8 @@ class CurrentOwners:
         self._drivers = frozenset(drivers)
         self._states = states
         self._owners = PoolOwners(self._drivers)
-        # As of the last look: an owner was told with these.
-        self._lent: dict[PoolID, frozenset[str]] = {}
+        # As of the last look: an owner was told with these devices that are lent, and whether it is open.
+        self._known: dict[PoolID, tuple[frozenset[str], bool]] = {}
         slices.add_handler(Handler(added=self._seen, updated=lambda _, s: self._seen(s), deleted=self._gone))
         classes.add_handler(Handler(added=self._count, updated=self._count, deleted=self._count))
 
@@ -71,19 +71,22 @@ class CurrentOwners:
 
     def pool_changed(self, pool: PoolID) -> None:
         """Take note that the state of a pool is another one."""
-        lent = self._states.lent(pool)
-        if lent == self._lent.get(pool, frozenset()):
+        state = self._states.of(pool)
+        now, nothing = (state.lent, state.open), (frozenset[str](), False)
+        lent, is_open = known = self._known.get(pool, nothing)
+        if known == now:
             return
-        before = self._owners.of(pool, self._lent.get(pool, frozenset()))
-        if lent:
-            self._lent[pool] = lent
+        before = self._owners.of(pool, lent, is_open=is_open)
+        if now == nothing:
+            del self._known[pool]
         else:
-            del self._lent[pool]
+            self._known[pool] = now
         if before is not self._of(pool):
             self._count()
 
     def _of(self, pool: PoolID) -> Owner | None:
-        return self._owners.of(pool, self._states.lent(pool))
+        state = self._states.of(pool)
+        return self._owners.of(pool, state.lent, is_open=state.open)
 
     def _is_lent(self, result: DeviceRequestAllocationResult) -> bool:
         lent = self._states.lent(PoolID(result.driver, result.pool))

@@ -39,9 +39,11 @@ class PoolStates:
         self._changed = changed
         self._slices_of = slices_of
         self._blocked: set[PoolID] = set()
+        self._open: set[PoolID] = set()
         self._policies: dict[PoolID, PoolPolicy] = {}
-        # Names of units and devices that are lent, as the publishing side says, and as is noted; all devices
-        # that these exclude.
+        # Names of units and devices that are granted, or lent, as the publishing side says, or as is noted;
+        # all devices that these exclude.
+        self._granted: dict[PoolID, frozenset[str]] = {}
         self._announced: dict[PoolID, frozenset[str]] = {}
         self._noted: dict[PoolID, frozenset[str]] = {}
         self._lent: dict[PoolID, frozenset[str]] = {}
@@ -63,6 +65,15 @@ class PoolStates:
             self._blocked.discard(pool)
         self._report(before)
 
+    def set_open(self, pool: PoolID, is_open: bool) -> None:
+        """Note whether a pool of ours is published without our taint."""
+        before = self.of(pool)
+        if is_open:
+            self._open.add(pool)
+        else:
+            self._open.discard(pool)
+        self._report(before)
+
     def set_policy(self, pool: PoolID, policy: PoolPolicy) -> None:
         """Note how the devices of a pool are chosen."""
         before = self.of(pool)
@@ -82,14 +93,24 @@ class PoolStates:
         _put(self._announced, pool, frozenset(names))
         self._look_at_lent(pool)
 
+    def set_granted(self, pool: PoolID, names: Collection[str]) -> None:
+        """Note what of a pool is granted to claims of kube-scheduler, or on its way there or back.
+
+        Args:
+            pool: which one.
+            names: of units and of devices; empty: nothing.
+        """
+        _put(self._granted, pool, frozenset(names))
+        self._look_at_lent(pool)
+
     def lent(self, pool: PoolID) -> frozenset[str]:
-        """Return the devices of a pool that are lent, and all that these exclude."""
+        """Return the devices of a pool that are lent or granted, and all that these exclude."""
         return self._lent.get(pool, _NOTHING)
 
     def of(self, pool: PoolID) -> PoolChanged:
         """Return the state of a pool."""
         policy = self._policies.get(pool, self._default)
-        return PoolChanged(pool, pool in self._blocked, policy, self.lent(pool))
+        return PoolChanged(pool, pool in self._blocked, policy, self.lent(pool), pool in self._open)
 
     def _recorded(self, inventory: DeviceInventory) -> None:
         lent = inventory.status.publication.lent
@@ -107,12 +128,14 @@ class PoolStates:
 
     def _saw(self, slice_: ResourceSlice) -> None:
         pool = pool_of_slice(slice_)
-        if pool in self._announced or pool in self._noted:
+        if pool in self._announced or pool in self._noted or pool in self._granted:
             self._look_at_lent(pool)
 
     def _look_at_lent(self, pool: PoolID) -> None:
         before = self.of(pool)
-        names = self._announced.get(pool, _NOTHING) | self._noted.get(pool, _NOTHING)
+        names = _NOTHING.union(
+            *(d.get(pool, _NOTHING) for d in (self._announced, self._noted, self._granted))
+        )
         _put(self._lent, pool, devices_in(self._slices_of(pool), names) if names else _NOTHING)
         self._report(before)
 

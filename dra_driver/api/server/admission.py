@@ -14,6 +14,8 @@ __all__ = [
     "MUTATING_POLICIES",
     "MUTATING_POLICY_BINDINGS",
     "MUTATING_WEBHOOKS",
+    "VALIDATING_POLICIES",
+    "VALIDATING_POLICY_BINDINGS",
     "VALIDATING_WEBHOOKS",
     "AdmissionCause",
     "AdmissionDetails",
@@ -27,6 +29,8 @@ __all__ = [
     "MutatingPolicy",
     "MutatingPolicyBinding",
     "Mutation",
+    "ValidatingPolicy",
+    "ValidatingPolicyBinding",
     "Webhook",
     "WebhookClientConfig",
     "WebhookConfiguration",
@@ -131,11 +135,24 @@ class WebhookConfiguration(WireObject, frozen=True, kw_only=True):
         return {w.name: w.client_config.ca_bundle for w in self.webhooks or ()}
 
 
+class NamedRule(Wire, frozen=True, kw_only=True):
+    """``resourceRules[]``: writes that a policy looks at."""
+
+    api_groups: tuple[str, ...] = ()
+    api_versions: tuple[str, ...] = ()
+    operations: tuple[str, ...] = ()
+    resources: tuple[str, ...] = ()
+    resource_names: tuple[str, ...] = ()
+    scope: str = ""
+
+
 class MatchResources(Wire, frozen=True, kw_only=True):
     """``matchConstraints`` of a policy and ``matchResources`` of a binding, as far as we read them."""
 
     namespace_selector: LabelSelector | None = None
     object_selector: LabelSelector | None = None
+    resource_rules: tuple[NamedRule, ...] = ()
+    exclude_resource_rules: tuple[NamedRule, ...] = ()
 
 
 class _Expression(Wire, frozen=True, kw_only=True):
@@ -187,6 +204,81 @@ class MutatingPolicyBinding(WireObject, frozen=True, kw_only=True):
     spec: MutatingBindingSpec = MutatingBindingSpec()
 
 
+class ParamKind(Wire, frozen=True, kw_only=True):
+    """``paramKind`` of a ValidatingAdmissionPolicy."""
+
+    api_version: str = ""
+    kind: str = ""
+
+
+class Variable(Wire, frozen=True, kw_only=True):
+    """``variables[]``, in CEL."""
+
+    name: str = ""
+    expression: str = ""
+
+
+class Validation(Wire, frozen=True, kw_only=True):
+    """``validations[]``: what must be true, in CEL."""
+
+    expression: str = ""
+
+
+class ValidatingPolicySpec(Wire, frozen=True, kw_only=True):
+    """``spec`` of a ValidatingAdmissionPolicy, as far as it decides what is refused."""
+
+    failure_policy: str = ""
+    param_kind: ParamKind | None = None
+    match_constraints: MatchResources | None = None
+    match_conditions: tuple[MatchCondition, ...] = ()
+    variables: tuple[Variable, ...] = ()
+    validations: tuple[Validation, ...] = ()
+
+
+class ValidatingPolicy(WireObject, frozen=True, kw_only=True):
+    """A ValidatingAdmissionPolicy."""
+
+    spec: ValidatingPolicySpec = ValidatingPolicySpec()
+
+
+class ParamRef(Wire, frozen=True, kw_only=True):
+    """``paramRef`` of a ValidatingAdmissionPolicyBinding; without a name it selects by labels."""
+
+    name: str = ""
+    namespace: str = ""
+
+
+class ValidatingBindingSpec(Wire, frozen=True, kw_only=True):
+    """``spec`` of a ValidatingAdmissionPolicyBinding."""
+
+    policy_name: str = ""
+    param_ref: ParamRef | None = None
+    match_resources: MatchResources | None = None
+    validation_actions: tuple[str, ...] = ()
+
+
+class ValidatingPolicyBinding(WireObject, frozen=True, kw_only=True):
+    """A ValidatingAdmissionPolicyBinding."""
+
+    spec: ValidatingBindingSpec = ValidatingBindingSpec()
+
+
+VALIDATING_POLICIES = Resource(
+    ADMISSION_GROUP,
+    "v1",
+    "validatingadmissionpolicies",
+    "ValidatingAdmissionPolicy",
+    ValidatingPolicy,
+    namespaced=False,
+)
+VALIDATING_POLICY_BINDINGS = Resource(
+    ADMISSION_GROUP,
+    "v1",
+    "validatingadmissionpolicybindings",
+    "ValidatingAdmissionPolicyBinding",
+    ValidatingPolicyBinding,
+    namespaced=False,
+)
 MUTATING_POLICIES = Resource(
     ADMISSION_GROUP,
     "v1",

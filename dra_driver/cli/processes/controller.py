@@ -143,6 +143,12 @@ def _add_allocation(parser: argparse._ActionsContainer) -> None:
         "not get, one pod at a time; 0: never",
     )
     parser.add_argument(
+        "--open-pools",
+        action="store_true",
+        help="publish pools without the driver's taint where the admission policy dra-driver-grants refuses "
+        "allocations by others and the pods of every namespace get the scheduling gate; not with --lending",
+    )
+    parser.add_argument(
         "--lending",
         choices=[mode.value for mode in LendingMode],
         default=LendingMode.OFF.value,
@@ -399,6 +405,7 @@ def run(
             per_minute=args.preemption_rate,
             violates_budgets=args.preemption_violates_budgets,
         ),
+        open_pools=args.open_pools,
         lending=LendingMode(args.lending),
         lending_scan_seconds=args.lending_scan_budget,
         schedulers=tuple(args.scheduler_name or [DEFAULT_SCHEDULER]),

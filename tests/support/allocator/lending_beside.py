@@ -29,9 +29,9 @@ from dra_driver.api.names import DEFAULT_DRIVER_NAME, PCIE_ROOT, RECALLED_DEVICE
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES, DeviceInventory
 from dra_driver.api.own.policy import DEVICE_POLICIES
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES, ResourceClaim
-from dra_driver.api.server.admission import ADMISSION_GROUP, MUTATING_POLICIES
+from dra_driver.api.server.admission import ADMISSION_GROUP, MUTATING_POLICIES, MUTATING_WEBHOOKS
 from dra_driver.errors import NotFound
-from dra_driver.kube import Handler, Informer
+from dra_driver.kube import Handler, Informer, KubeApi
 from dra_driver.ownership import Recalls, bare_devices
 from dra_driver.resourceclaim import is_gated
 from dra_driver.sim.assets import deploy_directory
@@ -206,16 +206,19 @@ class Beside:
         judge: of what must never be.
     """
 
-    def __init__(self, world: SchedulingWorld, seen: Seen, judge: PlacementJudge, token: str) -> None:
+    def __init__(
+        self, world: SchedulingWorld, seen: Seen, judge: PlacementJudge, token: str, config: dict[str, Any]
+    ) -> None:
         self.world = world
         self.seen = seen
         self.judge = judge
         self._token = token
+        self._config = config
 
     @contextlib.asynccontextmanager
     async def controller(self, **config: Any) -> AsyncIterator[None]:
         """Run a controller with its own account until the block ends; it ends at once."""
-        config = {"drivers": (OURS,), "lending": LendingMode.ON, "timings": TIMINGS, **config}
+        config = {"drivers": (OURS,), "timings": TIMINGS, **self._config, **config}
         async with self.world.controller(token=self._token, **config):
             yield
 
@@ -361,22 +364,40 @@ class Beside:
 # --- the world ----------------------------------------------------------------------------------------------
 
 
-async def _install(world: SchedulingWorld) -> str:
-    """Install what lending needs; return a token of the controller's account."""
-    api = world.api
-    if MUTATING_POLICIES.plural not in await api.served(ADMISSION_GROUP, "v1"):
+async def _gates(api: KubeApi, folder: str) -> list[dict[str, Any]]:
+    """Return what sets the gate on this API server."""
+    if MUTATING_POLICIES.plural in await api.served(ADMISSION_GROUP, "v1"):
+        return gate_documents(folder)
+    if folder == "lending":
         pytest.skip("lending by the policy of the gate needs MutatingAdmissionPolicy in version v1")
+    found = documents(deploy_directory("optional") / f"{folder}-before-1.36.yaml")
+    (webhooks,) = (d for d in found if d["kind"] == MUTATING_WEBHOOKS.kind)
+    for webhook in webhooks["webhooks"]:
+        # Nobody answers: the tests set the gate.
+        webhook["clientConfig"] = {"url": "https://127.0.0.1:1/gate"}
+    return [webhooks]
+
+
+async def _install(world: SchedulingWorld, folder: str) -> str:
+    """Install what is optional; return a token of the controller's account."""
+    api = world.api
     await api.create(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}})
-    folders = deploy_directory("manifests"), deploy_directory("optional") / "lending"
-    kinds = {"ConfigMap": "/api/v1/namespaces/{namespace}/configmaps", **COLLECTIONS, **GATE_COLLECTIONS}
+    folders = deploy_directory("manifests"), deploy_directory("optional") / folder
+    kinds = {
+        "ConfigMap": "/api/v1/namespaces/{namespace}/configmaps",
+        "ResourceClaim": "/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims",
+        "MutatingWebhookConfiguration": f"/apis/{ADMISSION_GROUP}/v1/{MUTATING_WEBHOOKS.plural}",
+        **COLLECTIONS,
+        **GATE_COLLECTIONS,
+    }
     # As an administrator applies one folder after the other.
     found = {
         (d["kind"], d["metadata"].get("namespace", ""), d["metadata"]["name"]): d
         for folder in folders
-        for name in ("rbac", "recalled-devices", "account-policies")
+        for name in ("rbac", "recalled-devices", "grants", "account-policies", "kept")
         for d in documents(*folder.glob(f"*{name}.yaml"))
     }
-    for body in (*found.values(), *gate_documents()):
+    for body in (*found.values(), *await _gates(api, folder)):
         namespace = body["metadata"].get("namespace", "")
         await create(api, kinds[body["kind"]].format(namespace=namespace), body)
     await create(api, f"/api/v1/namespaces/{SYSTEM}/pods", pod(LEADER, SYSTEM, CONTROLLER_ACCOUNT))
@@ -389,20 +410,26 @@ async def _install(world: SchedulingWorld) -> str:
         ("part", f'{ours} && {_TYPE} == "mig"', {"extendedResourceName": PART_RESOURCE}),
         ("nic", f'device.driver == "{NIC}"', {}),
     ):
-        await api.create(DEVICE_CLASSES, device_class(name, expression, **resource))
+        more = resource if folder == "lending" else {}  # without loans nobody serves them
+        await api.create(DEVICE_CLASSES, device_class(name, expression, **more))
     return await bound_token(api, SYSTEM, CONTROLLER_ACCOUNT, reference)
 
 
 @contextlib.asynccontextmanager
-async def lending_beside(kind: str, held_seconds: float = 3.0) -> AsyncIterator[Beside]:
+async def lending_beside(
+    kind: str, held_seconds: float = 3.0, *, folder: str = "lending"
+) -> AsyncIterator[Beside]:
     """Start a world in which devices can be lent; fail where a device was in two claims.
 
     Args:
         kind: ``embedded`` or ``real``.
         held_seconds: see ``placement_judge``.
+        folder: of ``deploy/optional``, what is installed; ``open-pools``: pools are open.
     """
     async with scheduling_world(kind) as world:
-        token = await _install(world)
+        token = await _install(world, folder)
         seen = Seen(world)
         async with judging(world.api, NAMESPACE, held_seconds) as judge, seen.following():
-            yield Beside(world, seen, judge, token)
+            lends = folder == "lending"
+            config = {"lending": LendingMode.ON} if lends else {"open_pools": True}
+            yield Beside(world, seen, judge, token, config)

@@ -31,10 +31,14 @@ _CONDITION: Final = {
 }
 
 
-def gate_documents() -> list[dict[str, Any]]:
-    """Return the policy of an installation that lends, and its binding."""
+def gate_documents(folder: str = "lending") -> list[dict[str, Any]]:
+    """Return the policy of an installation that lends, or has open pools, and its binding.
+
+    Args:
+        folder: ``lending`` or ``open-pools``.
+    """
     files = (
-        deploy_directory("optional") / "lending" / "gating.yaml",
+        deploy_directory("optional") / folder / "gating.yaml",
         deploy_directory("manifests") / "gate-policy" / "gating.yaml",
     )
     found = {

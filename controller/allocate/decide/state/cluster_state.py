@@ -24,7 +24,8 @@ class ClusterState:
         nodes: all nodes, at once.
         snapshot: of the last ``refresh``.
         ownership: answers for it.
-        own: pools of ours: all devices but those lent carry our taint, so that kube-scheduler keeps away.
+        own: pools of ours: all devices but those lent carry our taint, so that kube-scheduler keeps away, or
+            they are open.
     """
 
     def __init__(self, drivers: Collection[DriverName]) -> None:
@@ -38,8 +39,10 @@ class ClusterState:
         self._rule_changes: Collected[DeviceTaintRule] = Collected()
         self._rules: dict[str, DeviceTaintRule] = {}
         self._owners = PoolOwners(drivers)
-        # Devices that are lent, by pool; pools of which others are lent than at the last ``refresh``.
+        # Devices that are lent, by pool; pools of ours without our taint; pools of which either is another
+        # answer than at the last ``refresh``.
         self._lent: dict[PoolID, frozenset[str]] = {}
+        self._open: set[PoolID] = set()
         self._lending: set[PoolID] = set()
         self.snapshot = Snapshot.build(slices=(), classes=(), nodes=(), allocated=AllocatedState())
         self.ownership = OwnershipIndex(drivers)
@@ -109,6 +112,15 @@ class ClusterState:
             else:
                 del self._lent[pool]
 
+    def set_open(self, pool: PoolID, is_open: bool) -> None:
+        """Note whether a pool is ours without our taint."""
+        if is_open is not (pool in self._open):
+            self._lending.add(pool)
+            if is_open:
+                self._open.add(pool)
+            else:
+                self._open.discard(pool)
+
     @property
     def lending_nodes(self) -> set[str]:
         """Nodes with devices that are lent: there kube-scheduler may choose among them for any pod."""
@@ -176,4 +188,4 @@ class ClusterState:
 
     def owner(self, pool: PoolID) -> Owner | None:
         """Return who allocates from the pool; None if it has no devices."""
-        return self._owners.of(pool, self.lent(pool))
+        return self._owners.of(pool, self.lent(pool), is_open=pool in self._open)

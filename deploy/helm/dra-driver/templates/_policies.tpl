@@ -23,6 +23,11 @@ request.userInfo.username == 'system:serviceaccount:{{ $.Release.Namespace }}:dr
 ['{{ .Values.driverName }}', '{{ .Values.rdma.driverName }}']
 {{- end }}
 
+{{/* Whether pools may be open: allocations of others are refused by a policy, so no taint keeps them away. */}}
+{{- define "dra-driver.opensPools" -}}
+{{- if and .Values.controller.enabled (eq .Values.admissionPolicies.gateNamespaces "all") (eq .Values.controller.lending "off") }}yes{{ end -}}
+{{- end }}
+
 {{/* What the token of a pod says of the pod, or '': include "dra-driver.ofToken" "node-name" */}}
 {{- define "dra-driver.ofToken" -}}
 has(request.userInfo.extra) && 'authentication.kubernetes.io/{{ . }}' in request.userInfo.extra

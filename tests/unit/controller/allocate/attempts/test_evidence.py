@@ -15,7 +15,7 @@ from controller.allocate.decide import Rank, report_of
 from dra_driver.api import codec
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey, Uid
-from dra_driver.api.names import RECALLED_DEVICES
+from dra_driver.api.names import GRANTS, RECALLED_DEVICES
 
 P = Uid("uid-p")
 NO_ROOM = "0/2 nodes are available: 1 Insufficient cpu."
@@ -26,7 +26,8 @@ REFUSED = (
     f" ValidatingAdmissionPolicy '{RECALLED_DEVICES}' with binding '{RECALLED_DEVICES}' denied request: a"
     " device was lent to kube-scheduler and is not any more"
 )
-OWN_DECISIONS = ("claim tenant/c got allocated elsewhere in the meantime", REFUSED)
+KEPT = REFUSED.replace(RECALLED_DEVICES, GRANTS)
+OWN_DECISIONS = ("claim tenant/c got allocated elsewhere in the meantime", REFUSED, KEPT)
 
 
 def pod(

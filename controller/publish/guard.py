@@ -1,0 +1,220 @@
+"""Looks at the admission policy, proves it, and writes the object by which it decides: one write at a time.
+
+Every write carries the resourceVersion of what it replaces and changes the object in any case. So what a
+process before this one may still have under way is refused once a write of this one is stored. What became of
+a write that was not answered is not known: the object is read again, and written again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Final
+
+import structlog
+
+from controller.publish.grants import Asked, PoolGrants
+from controller.publish.known_claims import KnownClaims
+from dra_driver.api.core import CONFIG_MAPS, ConfigMap
+from dra_driver.api.meta import DriverName, WireObject
+from dra_driver.api.names import GRANTS, TRIAL_CLAIM
+from dra_driver.api.resource import RESOURCE_CLAIMS
+from dra_driver.api.server.admission import VALIDATING_POLICIES, VALIDATING_POLICY_BINDINGS
+from dra_driver.errors import Conflict, DraError, Forbidden, NotFound
+from dra_driver.kube import Backoff
+from dra_driver.ownership import Grants
+from dra_driver.ports import Clock, KubeClient
+from dra_driver.publishing.grants import GuardState
+from dra_driver.resourceclaim import guard_problem, trial_status, turn_of_refusal
+
+__all__ = ["GuardKeeper"]
+
+log = structlog.get_logger(__name__)
+
+# How often policy, binding and object are read, and the trial is made, where nothing is to be written.
+_LOOK_SECONDS: Final = 10.0
+# Until a look that fails counts as one that has found a change.
+_UNKNOWN_SECONDS: Final = 30.0
+# How long an API server may need to follow a policy that is new; and how often it is tried meanwhile.
+_FOLLOW_SECONDS: Final = 30.0
+_POLL_SECONDS: Final = 0.5
+
+
+class GuardKeeper:
+    """Keeps the object as the grants want it, and finds out whether the policy holds it.
+
+    Args:
+        client: of the leader.
+        clock: for times.
+        namespace: of the driver.
+        drivers: ours.
+        grants: what is granted.
+        claims: compares them with what is known.
+    """
+
+    def __init__(
+        self,
+        client: KubeClient,
+        clock: Clock,
+        namespace: str,
+        drivers: tuple[DriverName, ...],
+        grants: PoolGrants,
+        claims: KnownClaims,
+    ) -> None:
+        self._client = client
+        self._clock = clock
+        self._namespace = namespace
+        self._drivers = drivers
+        self._grants = grants
+        self._claims = claims
+        # As read or answered last; the version is empty where something else may be stored.
+        self._version = ""
+        self._data: dict[str, str] = {}
+        self._looked_at = 0.0
+        self._admitted_since: float | None = None
+        # In which the object was last written for the guard.
+        self._turn = 0
+        # UID and generation of policy and binding.
+        self._installed: tuple[tuple[str, int], ...] = ()
+
+    async def run(self) -> None:
+        """Look and write until cancelled. What fails is logged and tried again."""
+        backoff = Backoff(base=0.1, cap=_LOOK_SECONDS)
+        while True:
+            self._grants.asking.clear()
+            try:
+                await self.once()
+            except Conflict:
+                # Somebody else has written it: it is read again.
+                await asyncio.sleep(backoff.next())
+            except DraError as e:
+                delay = backoff.next()
+                log.error(
+                    "the admission policy cannot be looked at, or its object not written",
+                    config_map=GRANTS,
+                    error=str(e),
+                    retry_in=round(delay, 2),
+                )
+                if self._clock.monotonic() - self._looked_at >= _UNKNOWN_SECONDS:
+                    self._grants.failed(f"it cannot be looked at: {e}")
+                await asyncio.sleep(delay)
+            else:
+                backoff.reset()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._pause()):
+                        await self._grants.asking.wait()
+
+    async def once(self) -> None:
+        """Look where that is due, write the object where it should be another one, and go on.
+
+        Raises:
+            DraError: of the API server; what is stored then is not known.
+        """
+        due = self._clock.monotonic() - self._looked_at >= _LOOK_SECONDS
+        if due or not self._version or self._grants.guard.state is GuardState.PROVING:
+            await self._look()
+        if self._version:
+            # From here to the write nothing is awaited.
+            work = self._grants.look(Grants.of_data(self._data))
+            if work is not None:
+                await self._write(*work)
+        self._grants.tick()
+        read = self._grants.reading()
+        if read and await self._claims.are_known():
+            self._grants.claims_seen(read)
+
+    def _pause(self) -> float:
+        """Return the seconds until there is something to do although nothing has changed."""
+        left = self._looked_at + _LOOK_SECONDS - self._clock.monotonic()
+        closing = self._grants.left()
+        busy = self._grants.guard.state is GuardState.PROVING or self._grants.reading()
+        times = (left, *([closing] if closing is not None else []), *([_POLL_SECONDS] if busy else []))
+        return max(0.01, min(times))
+
+    # --- policy, binding and object -------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        problem = await self._problem()
+        self._grants.found(problem)
+        if not problem and self._grants.guard.state is not GuardState.WRITING:
+            await self._try()
+        self._looked_at = self._clock.monotonic()
+
+    async def _problem(self) -> str:
+        """Read what is installed; return why it does not keep devices, empty if it should."""
+        install = "install it with the chart, or from deploy/optional/open-pools"
+        before, self._version = self._version, ""
+        try:
+            found = await self._client.get(CONFIG_MAPS, GRANTS, self._namespace)
+        except NotFound:
+            return f"the ConfigMap {GRANTS} is missing: {install}"
+        except Forbidden as e:
+            return f"the ConfigMap {GRANTS} cannot be read: {e}"
+        self._take(found)
+        if before and self._version != before:
+            self._grants.failed(f"the ConfigMap {GRANTS} has been written by somebody else")
+        try:
+            policy = await self._client.get(VALIDATING_POLICIES, GRANTS)
+            binding = await self._client.get(VALIDATING_POLICY_BINDINGS, GRANTS)
+        except NotFound:
+            return f"the policy {GRANTS}, or its binding, is not installed: {install}"
+        except Forbidden as e:
+            return f"the policy {GRANTS} cannot be read: {e}"
+        installed = tuple(map(_identity, (policy, binding)))
+        if self._installed and installed != self._installed:
+            self._grants.failed(f"the policy {GRANTS}, or its binding, has changed")
+        self._installed = installed
+        return guard_problem(policy, binding, self._drivers, self._namespace)
+
+    async def _try(self) -> None:
+        """Try a write that nobody may make; nothing of it is stored."""
+        patch, admitted = {"status": trial_status(self._drivers[0])}, False
+        try:
+            await self._client.merge_patch(
+                RESOURCE_CLAIMS, TRIAL_CLAIM, patch, self._namespace, subresource="status", dry_run=True
+            )
+            admitted = True
+        except NotFound:
+            self._grants.found(f"the ResourceClaim {TRIAL_CLAIM} is missing: install it with the policy")
+            return
+        except Forbidden as e:
+            turn = turn_of_refusal(str(e))
+            if turn is None:
+                self._grants.found(f"whether the policy {GRANTS} refuses anything cannot be tried: {e}")
+                return
+            admitted = turn < self._turn
+        self._judge(admitted=admitted)
+
+    def _judge(self, *, admitted: bool) -> None:
+        now = self._clock.monotonic()
+        if not admitted:
+            self._admitted_since = None
+            self._grants.proved()
+            return
+        if self._admitted_since is None:
+            self._admitted_since = now
+        if self._grants.guard.state is not GuardState.PROVING:
+            self._grants.failed("an API server admits what it should refuse")
+        elif now - self._admitted_since >= _FOLLOW_SECONDS:
+            self._grants.found(f"an API server admits what the policy {GRANTS} should refuse")
+
+    async def _write(self, wanted: Grants, asked: Asked) -> None:
+        version, self._version = self._version, ""
+        data = wanted.data()
+        gone = dict.fromkeys(self._data.keys() - data.keys())
+        patch = {"metadata": {"resourceVersion": version}, "data": {**gone, **data}}
+        answer = await self._client.merge_patch(CONFIG_MAPS, GRANTS, patch, self._namespace)
+        if answer.metadata.resource_version == version:
+            raise DraError(f"the API server has not changed the ConfigMap {GRANTS}")
+        self._take(answer)
+        if asked.guard is not None:
+            self._turn = wanted.turn
+        self._grants.stored(Grants.of_data(self._data), asked)
+
+    def _take(self, found: ConfigMap) -> None:
+        self._data = dict(found.data or {})
+        self._version = found.metadata.resource_version
+
+
+def _identity(found: WireObject) -> tuple[str, int]:
+    return found.metadata.uid, found.metadata.generation

@@ -1,0 +1,329 @@
+"""Pools without our taint: the controller allocates from them while the API server refuses others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import controller_harness as harness
+import pytest
+import virtual_time
+from builders import DRIVER, request
+from controller_harness import Harness, Scenario, pod
+from open_cluster import PolicedCluster, cluster_of, without_taints
+
+from dra_driver.api.core import CONFIG_MAPS
+from dra_driver.api.meta import PoolName
+from dra_driver.api.names import GRANTS, SYSTEM_NAMESPACE, TRIAL_CLAIM
+from dra_driver.api.own.inventory import DEVICE_INVENTORIES
+from dra_driver.api.own.policy import DEVICE_POLICIES
+from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES
+from dra_driver.api.server.admission import VALIDATING_POLICIES, VALIDATING_POLICY_BINDINGS
+from dra_driver.ownership import PoolAllocator, PoolID
+
+POOL = PoolID(DRIVER, PoolName("n1"))
+
+
+def run(cluster: PolicedCluster, scenario: Scenario, **config: Any) -> None:
+    async def main() -> None:
+        given = {"open_pools": True, **config}
+        async with asyncio.timeout(2_000), harness.controlling(cluster, **given) as made:
+            await scenario(made)
+
+    virtual_time.run(main())
+
+
+async def until(condition: Callable[[], object], seconds: float = 120.0) -> float:
+    """Wait; return the seconds that it took."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    while not condition():
+        assert loop.time() < began + seconds
+        await asyncio.sleep(0.05)
+    return loop.time() - began
+
+
+async def opened(h: Harness, cluster: PolicedCluster, node: str = "n1") -> float:
+    return await until(lambda: cluster.record(node) == "open" and cluster.bare())
+
+
+def ask(cluster: PolicedCluster, *names: str) -> None:
+    for name in names:
+        harness.claim(cluster, name, request())
+        pod(cluster, f"p-{name}", name)
+
+
+def in_force(h: Harness) -> bool:
+    value = h.controller.metrics.registry.get_sample_value("dra_driver_controller_grant_policy_in_force")
+    return value == 1.0
+
+
+def condition(cluster: PolicedCluster) -> tuple[str, str]:
+    found = cluster.obj(DEVICE_INVENTORIES, f"n1.{DRIVER}").status.conditions
+    return next((c.reason, c.message) for c in found if c.type == "Published")
+
+
+def test_a_pool_opens_when_the_policy_is_proved_and_time_and_read_are_over() -> None:
+    cluster = cluster_of("n1")
+
+    async def scenario(h: Harness) -> None:
+        ask(cluster, "early")
+        took = await opened(h, cluster)
+        assert 4.5 < took < 7.0
+        assert h.devices("early")  # until then it had its taint
+        assert cluster.bare() == {"gpu-0", "gpu-1"}
+        grants = cluster.grants()
+        assert (grants.default, grants.exceptions) == (PoolAllocator.CONTROLLER, frozenset())
+        ask(cluster, "c")
+        await until(lambda: h.devices("c"))
+        harness.claim(cluster, "theirs", request())
+        assert not cluster.take("theirs", "n1", "gpu-1")
+
+    run(cluster, scenario)
+
+
+@pytest.mark.parametrize("missing", ["policy", "binding", "object", "claim", "gate", "all"])
+def test_a_pool_keeps_its_taint_where_something_is_missing(missing: str) -> None:
+    cluster = cluster_of("n1")
+    if missing in ("policy", "all"):
+        cluster.uninstall()
+    if missing in ("binding", "all"):
+        cluster.remove(VALIDATING_POLICY_BINDINGS, GRANTS)
+    if missing in ("object", "all"):
+        cluster.remove(CONFIG_MAPS, GRANTS, SYSTEM_NAMESPACE)
+    if missing in ("claim", "all"):
+        cluster.remove(RESOURCE_CLAIMS, TRIAL_CLAIM, SYSTEM_NAMESPACE)
+    if missing == "gate":
+        cluster.gate_labelled()
+
+    async def scenario(h: Harness) -> None:
+        await asyncio.sleep(60)
+        assert cluster.record() == "controller"
+        assert not cluster.bare()
+        reason, message = condition(cluster)
+        assert reason == "PolicyNotInForce"
+        assert ("gate" if missing == "gate" else "dra-driver-") in message
+        ask(cluster, "c")
+        await until(lambda: h.devices("c"))
+        cluster.install()
+        cluster.gate_everywhere()
+        await opened(h, cluster)
+        assert condition(cluster)[0] == "Published"
+
+    run(cluster, scenario)
+
+
+def test_a_policy_that_is_not_evaluated_opens_nothing() -> None:
+    cluster = cluster_of("n1")
+    cluster.evaluates = False
+
+    async def scenario(h: Harness) -> None:
+        await asyncio.sleep(90)
+        assert not cluster.bare()
+        assert "admits" in condition(cluster)[1]
+        cluster.evaluates = True
+        await opened(h, cluster)
+
+    run(cluster, scenario)
+
+
+def test_an_api_server_that_lags_behind_proves_nothing() -> None:
+    """It refuses the trial, by what an earlier process has written."""
+    cluster = cluster_of("n1")
+
+    async def first(h: Harness) -> None:
+        await opened(h, cluster)
+
+    policies = cluster.registry.policies
+    look = policies.parameters
+
+    async def second(h: Harness) -> None:
+        ask(cluster, "c")
+        await asyncio.sleep(20)
+        assert not in_force(h)
+        assert not h.devices("c")
+        policies.parameters = look
+        await until(lambda: h.devices("c"))
+
+    run(cluster, first)
+    old = cluster.raw(CONFIG_MAPS, GRANTS, SYSTEM_NAMESPACE)
+    policies.parameters = lambda kind, key: old if key.name == GRANTS else look(kind, key)
+    run(cluster, second)
+
+
+def test_where_the_policy_goes_the_controller_stops_and_the_pool_gets_its_taint() -> None:
+    cluster = cluster_of("n1", gpus=4)
+
+    async def scenario(h: Harness) -> None:
+        await opened(h, cluster)
+        cluster.uninstall()
+        await asyncio.sleep(11)
+        ask(cluster, "late")
+        await asyncio.sleep(1)
+        assert not h.devices("late")
+        assert condition(cluster)[0] == "PolicyNotInForce"
+        # Nobody refuses kube-scheduler now.
+        harness.claim(cluster, "theirs", request())
+        assert cluster.take("theirs", "n1", "gpu-0")
+        await until(lambda: not cluster.bare())
+        await until(lambda: h.devices("late"))
+        assert cluster.record() == "controller"
+        assert h.devices("late") != [("n1", "gpu-0")]
+        cluster.install()
+        await opened(h, cluster)
+        ask(cluster, "next")
+        await until(lambda: h.devices("next"))
+        assert not cluster.doubles()
+
+    run(cluster, scenario)
+
+
+def test_a_policy_that_is_back_soon_costs_no_slices() -> None:
+    cluster = cluster_of("n1")
+
+    async def scenario(h: Harness) -> None:
+        await opened(h, cluster)
+        cluster.writes.clear()
+        cluster.uninstall()
+        await asyncio.sleep(11)
+        cluster.install()
+        ask(cluster, "c")
+        await until(lambda: h.devices("c"), 20)
+        assert not [w for w in cluster.writes if w.kind == "ResourceSlice"]
+
+    run(cluster, scenario)
+
+
+@pytest.mark.parametrize("change", ["policy", "object", "evaluates"])
+def test_any_change_of_what_is_installed_stops_the_controller_until_it_is_proved_anew(change: str) -> None:
+    cluster = cluster_of("n1")
+
+    async def scenario(h: Harness) -> None:
+        await opened(h, cluster)
+        turn = cluster.grants().turn
+        match change:
+            case "policy":
+                cluster.edit(VALIDATING_POLICIES, GRANTS, {"spec": {"auditAnnotations": []}})
+                raw = cluster.raw(VALIDATING_POLICIES, GRANTS)
+                cluster.remove(VALIDATING_POLICIES, GRANTS)
+                raw["metadata"] = {"name": GRANTS}
+                cluster.put(VALIDATING_POLICIES, raw)
+            case "object":
+                cluster.edit(CONFIG_MAPS, GRANTS, {"data": {"_pools": str(POOL)}}, SYSTEM_NAMESPACE)
+            case _:
+                cluster.evaluates = False
+        await until(lambda: not in_force(h), 10.5)
+        cluster.evaluates = True
+        ask(cluster, "c")
+        await asyncio.sleep(4.5)
+        assert not h.devices("c")
+        await until(lambda: h.devices("c"), 12)
+        assert cluster.grants().turn > turn
+        assert not cluster.grants().exceptions
+        assert cluster.bare() == {"gpu-0", "gpu-1"}
+
+    run(cluster, scenario)
+
+
+def test_a_process_that_starts_leaves_open_pools_alone_until_the_policy_is_proved() -> None:
+    cluster = cluster_of("n1")
+
+    async def first(h: Harness) -> None:
+        await opened(h, cluster)
+
+    async def second(h: Harness) -> None:
+        cluster.writes.clear()
+        ask(cluster, "c")
+        await asyncio.sleep(4)
+        assert not h.devices("c")
+        assert h.gates("p-c")
+        took = await until(lambda: h.devices("c"))
+        assert took < 4
+        assert not [w for w in cluster.writes if w.kind == "ResourceSlice"]
+
+    run(cluster, first)
+    run(cluster, second)
+
+
+def test_a_process_that_is_not_to_open_pools_gives_them_their_taint() -> None:
+    cluster = cluster_of("n1")
+
+    async def first(h: Harness) -> None:
+        await opened(h, cluster)
+
+    async def second(h: Harness) -> None:
+        ask(cluster, "c")
+        await until(lambda: not cluster.bare())
+        assert not h.devices("c")
+        took = await until(lambda: h.devices("c"))
+        assert took > 14
+        assert cluster.record() == "controller"
+
+    run(cluster, first)
+    run(cluster, second, open_pools=False)
+
+
+def test_without_taints_pools_are_open_or_kube_schedulers() -> None:
+    """Kubernetes 1.34 and 1.35 by default."""
+    cluster = cluster_of("n1")
+    cluster.strip = without_taints
+
+    async def scenario(h: Harness) -> None:
+        await asyncio.sleep(3)
+        assert not cluster.all(RESOURCE_SLICES)  # whose it is is not known yet
+        await opened(h, cluster)
+        ask(cluster, "c")
+        await until(lambda: h.devices("c"))
+        ((node, device),) = h.devices("c")
+        harness.claim(cluster, "theirs", request())
+        assert not cluster.take("theirs", node, device)
+        cluster.uninstall()
+        await until(lambda: cluster.record() == "scheduler")
+        cluster.install()
+        await opened(h, cluster)
+        assert not cluster.take("theirs", node, "gpu-1" if device == "gpu-0" else "gpu-0")
+        ask(cluster, "d")
+        await until(lambda: h.devices("d"))
+        assert not cluster.doubles()
+
+    run(cluster, scenario)
+
+
+def test_a_pool_of_kube_scheduler_is_an_exception_of_the_object() -> None:
+    cluster = cluster_of("n1", "n2")
+    term = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["n1"]}
+    policy = {
+        "apiVersion": "dra-driver.dev/v1alpha1",
+        "kind": "DevicePolicy",
+        "metadata": {"name": "theirs"},
+        "spec": {
+            "nodeSelector": {"nodeSelectorTerms": [{"matchExpressions": [term]}]},
+            "allocator": "scheduler",
+        },
+    }
+
+    async def scenario(h: Harness) -> None:
+        await opened(h, cluster)
+        harness.claim(cluster, "mine", request())
+        pod(cluster, "p-mine", "mine", nodeSelector={"kubernetes.io/hostname": "n1"})
+        await until(lambda: h.devices("mine"))
+        (mine,) = h.devices("mine")
+        h.bind("p-mine", "n1")
+        other = "gpu-1" if mine[1] == "gpu-0" else "gpu-0"
+        cluster.put(DEVICE_POLICIES, policy)
+        await until(lambda: cluster.grants().exceptions == {POOL})
+        # What the controller has allocated is kept: kube-scheduler may have decided on it before it knew.
+        assert cluster.grants().kept == {(POOL, mine[1])}
+        harness.claim(cluster, "theirs", request())
+        harness.claim(cluster, "more", request())
+        assert not cluster.take("more", *mine)
+        assert cluster.take("theirs", "n1", other)
+        assert not cluster.take("more", "n2", "gpu-0")
+        cluster.remove(DEVICE_POLICIES, "theirs")
+        await until(lambda: not cluster.grants().exceptions)
+        assert not cluster.take("more", "n1", "gpu-0")
+        await opened(h, cluster)
+        assert not cluster.doubles()
+
+    run(cluster, scenario)

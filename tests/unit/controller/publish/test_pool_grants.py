@@ -1,0 +1,302 @@
+"""Grants to claims, and of whole pools: their states, and the object that follows from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import builders
+import pytest
+from builders import DRIVER, device
+from fake_client import FakeClient
+
+from controller.config import Timings
+from controller.publish.grants import PoolGrants
+from dra_driver.api import codec
+from dra_driver.api.meta import PoolName
+from dra_driver.api.own.inventory import DEVICE_INVENTORIES, DeviceInventory
+from dra_driver.api.resource import RESOURCE_SLICES, ResourceSlice
+from dra_driver.kube import Informer
+from dra_driver.ownership import Grants, PoolAllocator, PoolID
+from dra_driver.publishing.grants import GrantState, GuardState
+from dra_driver.publishing.handover import HandoverState
+
+POOL, OTHER = (PoolID(DRIVER, PoolName(name)) for name in ("n1", "n2"))
+CLOSING, KEPT = 5.0, 3600.0
+KEY = "_claim_uid-c"
+WANTED = {POOL: {"gpu-0": {KEY: frozenset({"gpu-0"})}}}
+S, G = GrantState, GuardState
+
+
+@dataclass
+class World:
+    """What the grants know of, as the test has it; ``write`` and ``read`` are their writer.
+
+    Attributes:
+        blocked: what the allocator was told to leave alone, by pool.
+    """
+
+    default: PoolAllocator = PoolAllocator.CONTROLLER
+    time: float = 100.0
+    stored: Grants = field(default_factory=lambda: Grants(default=PoolAllocator.SCHEDULER))
+    states: dict[PoolID, HandoverState] = field(default_factory=dict)
+    taken: set[str] = field(default_factory=set)
+    writing: set[str] = field(default_factory=set)
+    blocked: dict[PoolID, frozenset[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        client = FakeClient()
+        self.inventories = Informer(client, DEVICE_INVENTORIES)
+        self.devices = {f"gpu-{i}": device(f"gpu-{i}", "40Gi") for i in range(2)}
+        self.registered = True
+        self.grants = PoolGrants(
+            self.default,
+            (DRIVER,),
+            Timings(closing=CLOSING, recalled=KEPT),
+            self,
+            handover=lambda pool: self.states.get(pool, HandoverState.OPEN),
+            inventories=self,  # type: ignore[arg-type]
+            slices=Informer(client, RESOURCE_SLICES),
+            slices_of=self.slices,
+            taken=lambda _: frozenset(self.taken),
+            being_written=lambda _: frozenset(self.writing),
+            blocked=lambda pool, names: self.blocked.update({pool: frozenset(names)}),
+        )
+
+    # The clock, and the inventories.
+
+    def now(self) -> float:
+        return self.time
+
+    def monotonic(self) -> float:
+        return self.time
+
+    def add_handler(self, _: Any) -> None:
+        pass
+
+    def items(self) -> list[DeviceInventory]:
+        bodies = (
+            builders.inventory(pool.pool, *self.devices.values(), registered=self.registered)
+            for pool in (POOL, OTHER)
+        )
+        return [codec.convert(DeviceInventory, body) for body in bodies]
+
+    def get_by_name(self, name: str) -> DeviceInventory | None:
+        return next((i for i in self.items() if i.metadata.name == name), None)
+
+    def slices(self, pool: PoolID) -> tuple[ResourceSlice, ...]:
+        body = builders.resource_slice(pool.pool, *self.devices.values())
+        return (codec.convert(ResourceSlice, body),)
+
+    # The writer.
+
+    def write(self) -> bool:
+        """Write the object, if it should be another one; return whether it was written."""
+        work = self.grants.look(self.stored)
+        if work is None:
+            return False
+        before, (self.stored, asked) = self.stored, work
+        assert self.stored != before
+        self.grants.stored(self.stored, asked)
+        return True
+
+    def read(self) -> None:
+        """Let the time to close be over, and read the claims."""
+        self.time += CLOSING
+        self.grants.tick()
+        self.grants.claims_seen(self.grants.reading())
+
+    def in_force(self) -> World:
+        self.write()
+        self.grants.proved()
+        self.read()
+        assert self.grants.in_force()
+        return self
+
+    def state(self, unit: str = "gpu-0") -> GrantState:
+        grant = self.grants.grants(POOL).get(unit)
+        return grant.state if grant is not None else S.OURS
+
+
+def test_a_grant_is_one_write_and_its_end_is_a_write_a_time_and_a_read() -> None:
+    world = World().in_force()
+    turn = world.stored.turn
+    assert world.grants.grant(WANTED)
+    assert world.blocked[POOL] == {"gpu-0"}
+    assert world.state() is S.GRANTING
+    assert world.write()
+    assert world.state() is S.GRANTED
+    assert world.stored.devices == {KEY: {(POOL, "gpu-0")}}
+    assert not world.write()
+    world.grants.end(POOL, ["gpu-0", "gpu-1"])
+    assert world.write()
+    assert not world.stored.devices
+    assert world.stored.turn == turn + 2
+    assert world.state() is S.CLOSING
+    world.time += CLOSING / 2
+    world.grants.tick()
+    assert not world.grants.reading()
+    assert world.blocked[POOL] == {"gpu-0"}
+    world.read()
+    assert world.state() is S.OURS
+    assert world.blocked[POOL] == frozenset()
+
+
+def test_a_read_that_began_before_the_end_of_a_grant_says_nothing_of_it() -> None:
+    world = World().in_force()
+    early = world.grants.reading()
+    assert world.grants.grant(WANTED)
+    world.write()
+    world.grants.end(POOL, ["gpu-0"])
+    world.write()
+    world.time += CLOSING
+    world.grants.tick()
+    world.grants.claims_seen(early)
+    assert world.state() is S.READING
+
+
+def test_claims_of_one_pod_may_take_parts_of_one_unit_and_go_together() -> None:
+    world = World().in_force()
+    both = {KEY: frozenset({"gpu-0"}), "_claim_uid-d": frozenset({"gpu-0"})}
+    assert world.grants.grant({POOL: {"gpu-0": both}})
+    world.write()
+    assert world.stored.devices.keys() == both.keys()
+    world.grants.end(POOL, ["gpu-0"])
+    world.write()
+    assert not world.stored.devices
+
+
+@pytest.mark.parametrize(
+    "why", ["tainted", "changing hands", "not in force", "granted", "written", "no unit", "nothing"]
+)
+def test_what_is_not_ours_alone_is_not_granted(why: str) -> None:
+    world, wanted = World(), WANTED
+    if why != "not in force":
+        world.in_force()
+    match why:
+        case "tainted":
+            world.states[POOL] = HandoverState.CONTROLLER
+        case "changing hands":
+            world.states[POOL] = HandoverState.WITHDRAWING
+        case "granted":
+            assert world.grants.grant(WANTED)
+        case "written":
+            world.writing = {"gpu-0"}
+        case "no unit":
+            wanted = {POOL: {"gpu-0": {KEY: frozenset({"gpu-9"})}}}
+        case "nothing":
+            wanted = {POOL: {"gpu-0": {}}}
+        case _:
+            assert world.grants.obstacle()
+    # All or none.
+    assert not world.grants.grant({**wanted, OTHER: WANTED[POOL]})
+    assert not world.grants.grants(OTHER)
+
+
+@pytest.mark.parametrize("why", ["gone", "unhealthy", "unregistered", "withdrawn", "policy"])
+def test_a_grant_ends_where_its_device_cannot_be_given(why: str) -> None:
+    world = World().in_force()
+    assert world.grants.grant(WANTED)
+    world.write()
+    match why:
+        case "gone":
+            del world.devices["gpu-0"]
+        case "unhealthy":
+            taint = {"key": "sick", "effect": "NoExecute"}
+            world.devices["gpu-0"] = device("gpu-0", "40Gi", taints=[taint])
+        case "unregistered":
+            world.registered = False
+        case "withdrawn":
+            world.states[POOL] = HandoverState.WITHDRAWING
+        case _:
+            world.grants.found("it is gone")
+            assert world.grants.obstacle() == "it is gone"
+    world.write()
+    assert not world.stored.devices
+    assert world.state() is S.CLOSING
+
+
+def test_a_process_that_starts_ends_what_was_granted_with_the_proof() -> None:
+    before = Grants(turn=7).grant(KEY, [(POOL, "gpu-0")])
+    assert before is not None
+    world = World(stored=before)
+    assert not world.grants.refuses_others(POOL)
+    world.write()
+    assert (world.stored.turn, world.stored.devices) == (8, {})
+    assert world.grants.guard.state is G.PROVING
+    assert not world.grants.refuses_others(POOL)
+    world.grants.proved()
+    assert not world.grants.refuses_others(POOL)
+    world.read()
+    assert world.grants.refuses_others(POOL)
+
+
+def test_an_answer_to_a_write_of_before_a_failure_proves_nothing() -> None:
+    world = World()
+    work = world.grants.look(world.stored)
+    assert work is not None
+    world.grants.stored(*work)
+    world.grants.failed("somebody has written it")
+    world.grants.stored(*work)
+    assert world.grants.guard.state is G.WRITING
+
+
+def test_a_pool_that_becomes_kube_schedulers_is_listed_and_what_is_held_of_it_is_kept() -> None:
+    world = World(taken={"gpu-1"}).in_force()
+    world.states[POOL] = HandoverState.SCHEDULER
+    assert world.write()
+    assert world.stored.exceptions == {POOL}
+    assert world.stored.kept == {(POOL, "gpu-1")}
+    assert not world.grants.refuses_others(POOL)
+    world.time += KEPT / 2
+    assert not world.write()
+    # Free, or an hour later.
+    world.time += KEPT / 2 + 1
+    assert world.write()
+    assert not world.stored.kept
+    world.states[POOL] = HandoverState.NOTING
+    assert world.write()
+    assert not world.stored.exceptions
+    world.grants.tick()
+    world.grants.claims_seen(world.grants.reading())
+    assert not world.grants.refuses_others(POOL)
+    world.read()
+    assert world.grants.refuses_others(POOL)
+
+
+def test_what_was_kept_stays_kept_over_a_restart_while_it_is_held() -> None:
+    stored = Grants().with_allocators({POOL: PoolAllocator.SCHEDULER}, [(POOL, "gpu-0"), (POOL, "gpu-1")])
+    assert stored is not None
+    world = World(stored=stored, taken={"gpu-1"}, states={POOL: HandoverState.SCHEDULER}).in_force()
+    assert world.stored.exceptions == {POOL}
+    assert world.stored.kept == {(POOL, "gpu-1")}
+
+
+def test_where_pools_are_kube_schedulers_by_default_those_of_the_controller_are_listed() -> None:
+    states = {POOL: HandoverState.OPEN, OTHER: HandoverState.SCHEDULER}
+    world = World(default=PoolAllocator.SCHEDULER, states=states).in_force()
+    assert world.stored.exceptions == {POOL}
+    assert world.stored.allocator(POOL) is PoolAllocator.CONTROLLER
+    assert world.stored.allocator(OTHER) is PoolAllocator.SCHEDULER
+    trial = PoolID(DRIVER, PoolName("trial.dra-driver.dev"))
+    assert not world.stored.admits(KEY, trial, "trial")
+
+
+def test_pools_for_which_there_is_no_room_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dra_driver.ownership.grants.MAX_LISTED", 2)
+    world = World(taken={"gpu-0"}).in_force()
+    world.states = {POOL: HandoverState.SCHEDULER, OTHER: HandoverState.SCHEDULER}
+    assert world.write()
+    assert len(world.stored.exceptions) == 1
+    assert not world.write()
+    world.taken = set()
+    assert world.write()
+    assert world.stored.exceptions == {POOL, OTHER}
+
+
+def test_room_is_counted_and_a_grant_beyond_it_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World().in_force()
+    before = world.grants.room()
+    assert before > 1000
+    monkeypatch.setattr("dra_driver.ownership.grants.MAX_GRANT_BYTES", 60)
+    assert not world.grants.grant(WANTED)
