@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from controller.observe.tracing import span
 from dra_driver.api.meta import Resource, WireObject
+from dra_driver.api.names import GRANTS
 from dra_driver.api.server.watch import WatchEvent
 from dra_driver.errors import ApiError, ApiUnavailable
 from dra_driver.fleet import ShapeCount
@@ -252,7 +253,8 @@ class Metrics:
         )
         self._policy_in_force = Gauge(
             f"{prefix}_grant_policy_in_force",
-            "1 where the admission policy dra-driver-grants is proved to refuse what others allocate.",
+            "1 where the admission policy is proved to refuse what others allocate.",
+            ["policy"],
             registry=self.registry,
         )
         self._depth = Gauge(
@@ -351,7 +353,8 @@ class Metrics:
     def watch_open_pools(self, count: Callable[[], float], in_force: Callable[[], bool | None]) -> None:
         """Read how many pools are open, and whether the policy is in force, whenever metrics are read."""
         self._open_pools.set_function(count)
-        self._policy_in_force.set_function(lambda: float(in_force() is True))
+        # Where no pool is to be open there is no such value.
+        self._policy_in_force.labels(GRANTS).set_function(lambda: float(in_force() is True))
 
     def watch_leader(self, leads: Callable[[], bool]) -> None:
         """Read whether this process works whenever metrics are read."""

@@ -106,12 +106,12 @@ class PoolGates:
             if before is HandoverState.YIELDING and now.state is HandoverState.SCHEDULER:
                 log.info("pool is drained; kube-scheduler allocates from now on", pool=str(pool))
         _put(self._handovers, pool, now, Handover())
-        if now.state.open and not before.open:
-            # First this: without taints it would seem to be kube-scheduler's.
-            self._opened(pool, True)
         self._report(pool, effects)
         if now.state is HandoverState.OPEN:
+            # Before it is said to be ours although it has no taint.
             self._changed(pool, self.blocked(pool))
+        if now.state.open and not before.open:
+            self._opened(pool, True)
         if before.open and not now.state.open:
             self._opened(pool, False)
 

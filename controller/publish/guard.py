@@ -70,6 +70,8 @@ class GuardKeeper:
         # As read or answered last; the version is empty where something else may be stored.
         self._version = ""
         self._data: dict[str, str] = {}
+        # What may be stored where a write was not answered: what was there before, or what was written.
+        self._either: tuple[dict[str, str], ...] = ()
         self._looked_at = 0.0
         self._admitted_since: float | None = None
         # In which the object was last written for the guard.
@@ -151,7 +153,8 @@ class GuardKeeper:
         except Forbidden as e:
             return f"the ConfigMap {GRANTS} cannot be read: {e}"
         self._take(found)
-        if before and self._version != before:
+        either, self._either = self._either, ()
+        if (before and self._version != before) or (either and self._data not in either):
             self._grants.failed(f"the ConfigMap {GRANTS} has been written by somebody else")
         try:
             policy = await self._client.get(VALIDATING_POLICIES, GRANTS)
@@ -201,11 +204,13 @@ class GuardKeeper:
     async def _write(self, wanted: Grants, asked: Asked) -> None:
         version, self._version = self._version, ""
         data = wanted.data()
+        self._either = (self._data, data)
         gone = dict.fromkeys(self._data.keys() - data.keys())
         patch = {"metadata": {"resourceVersion": version}, "data": {**gone, **data}}
         answer = await self._client.merge_patch(CONFIG_MAPS, GRANTS, patch, self._namespace)
         if answer.metadata.resource_version == version:
             raise DraError(f"the API server has not changed the ConfigMap {GRANTS}")
+        self._either = ()
         self._take(answer)
         if asked.guard is not None:
             self._turn = wanted.turn

@@ -121,6 +121,10 @@ class ClusterState:
             else:
                 self._open.discard(pool)
 
+    def is_open(self, pool: PoolID) -> bool:
+        """Return whether a pool is ours without our taint."""
+        return pool in self._open
+
     @property
     def lending_nodes(self) -> set[str]:
         """Nodes with devices that are lent: there kube-scheduler may choose among them for any pod."""
@@ -188,4 +192,4 @@ class ClusterState:
 
     def owner(self, pool: PoolID) -> Owner | None:
         """Return who allocates from the pool; None if it has no devices."""
-        return self._owners.of(pool, self.lent(pool), is_open=pool in self._open)
+        return self._owners.of(pool, self.lent(pool), is_open=self.is_open(pool))

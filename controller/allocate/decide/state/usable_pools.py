@@ -84,7 +84,7 @@ class UsablePools:
         # Maps that come from one another: the allocator looks at the pools that differ, and no others.
         known = {p: self._policies.get(p, self._default) for p in self._stale if p in cluster.pools}
         ours = {p: policy for p, policy in known.items() if p in cluster.own and p not in self._blocked}
-        withheld = {p: _why_withheld(cluster.owner(p)) for p in known if p not in ours}
+        withheld = {p: _why_withheld(cluster.owner(p), cluster.is_open(p)) for p in known if p not in ours}
         self.every = _changed(self.every, known, self._stale)
         self.ours = _changed(self.ours, ours, self._stale)
         self.withheld = _changed(self.withheld, withheld, self._stale)
@@ -104,12 +104,14 @@ def _changed(
     return known.updated(set_, gone) if set_ or gone else known
 
 
-def _why_withheld(owner: Owner | None) -> str:
+def _why_withheld(owner: Owner | None, is_open: bool) -> str:
     """Return why this controller does not allocate from a pool, as a predicate."""
     match owner:
         case Owner.OTHERS:
             return "allocated by kube-scheduler"
         case Owner.OTHER_CONTROLLER:
             return "allocated by another controller"
+        case _ if is_open:
+            return "blocked until the API server is known to refuse what others allocate"
         case _:
             return "blocked during republishing or handover"

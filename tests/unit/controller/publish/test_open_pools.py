@@ -55,8 +55,8 @@ def ask(cluster: PolicedCluster, *names: str) -> None:
 
 
 def in_force(h: Harness) -> bool:
-    value = h.controller.metrics.registry.get_sample_value("dra_driver_controller_grant_policy_in_force")
-    return value == 1.0
+    name, labels = "dra_driver_controller_grant_policy_in_force", {"policy": GRANTS}
+    return h.controller.metrics.registry.get_sample_value(name, labels) == 1.0
 
 
 def condition(cluster: PolicedCluster) -> tuple[str, str]:
