@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from builders import DRIVER, device, resource_slice
 
@@ -11,6 +12,7 @@ from dra_driver.api import codec
 from dra_driver.api.meta import DriverName, PoolName
 from dra_driver.api.resource import DeviceTaint, DeviceToleration, ResourceSlice
 from dra_driver.ownership import (
+    OPEN_POOL,
     PROTECTION_TAINT,
     PoolAllocator,
     PoolID,
@@ -113,6 +115,19 @@ def test_a_pool_is_the_controllers_if_any_device_has_the_taint() -> None:
         assert found == {pool("n1"): PoolAllocator.CONTROLLER, pool("n2"): PoolAllocator.SCHEDULER}
         assert list(found) == sorted(found)
     assert allocating_pools([foreign, left]) == {}
+
+
+def test_an_open_pool_is_the_controllers_by_the_label_of_its_slices() -> None:
+    opened = slice_("n1", device("gpu-0"))
+    opened = msgspec.structs.replace(
+        opened, metadata=msgspec.structs.replace(opened.metadata, labels={"a": "b", **OPEN_POOL})
+    )
+    theirs = slice_("n2", device("gpu-0"))
+    found = allocating_pools([opened, theirs])
+    assert found == {pool("n1"): PoolAllocator.CONTROLLER, pool("n2"): PoolAllocator.SCHEDULER}
+    # kube-scheduler can allocate from it as far as taints go.
+    assert bare_devices(opened) == {"gpu-0"}
+    assert not protected_pools([opened])
 
 
 def test_devices_of_an_older_generation_are_not_published() -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import builders
 import controller_harness as harness
 import pytest
 import virtual_time
@@ -18,7 +19,7 @@ from dra_driver.api.meta import PoolName
 from dra_driver.api.names import GRANTS, SYSTEM_NAMESPACE, TRIAL_CLAIM
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES
 from dra_driver.api.own.policy import DEVICE_POLICIES
-from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES
+from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.api.server.admission import VALIDATING_POLICIES, VALIDATING_POLICY_BINDINGS
 from dra_driver.ownership import PoolAllocator, PoolID
 
@@ -288,6 +289,59 @@ def test_without_taints_pools_are_open_or_kube_schedulers() -> None:
         assert not cluster.doubles()
 
     run(cluster, scenario)
+
+
+@pytest.mark.parametrize("why", ["class", "note", "namespace"])
+def test_a_pool_that_may_be_open_no_more_gets_its_taint(why: str) -> None:
+    cluster = cluster_of("n1")
+
+    async def scenario(h: Harness) -> None:
+        await opened(h, cluster)
+        match why:
+            case "class":
+                # Until there are grants for its pods, kube-scheduler would try them again and again.
+                body = builders.device_class(
+                    "ext", f'device.driver == "{DRIVER}"', extendedResourceName="a/b"
+                )
+                cluster.put(DEVICE_CLASSES, body)
+            case "note":
+                lent = {"status": {"publication": {"lent": [{"unit": "gpu-0", "devices": ["gpu-0"]}]}}}
+                cluster.edit(DEVICE_INVENTORIES, f"n1.{DRIVER}", lent)
+            case _:
+                cluster.gate_labelled()
+        await until(lambda: not cluster.bare() and cluster.record() == "controller")
+        ask(cluster, "c")
+        await until(lambda: h.devices("c"))
+
+    run(cluster, scenario)
+
+
+def test_where_pools_are_kube_schedulers_by_default_one_of_the_controller_opens() -> None:
+    cluster = cluster_of("n1", "n2")
+    term = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["n1"]}
+    policy = {
+        "apiVersion": "dra-driver.dev/v1alpha1",
+        "kind": "DevicePolicy",
+        "metadata": {"name": "ours"},
+        "spec": {
+            "nodeSelector": {"nodeSelectorTerms": [{"matchExpressions": [term]}]},
+            "allocator": "controller",
+        },
+    }
+
+    async def scenario(h: Harness) -> None:
+        for name in ("mine", "theirs", "more"):
+            harness.claim(cluster, name, request())
+        await until(lambda: cluster.record("n2") == "scheduler")
+        cluster.put(DEVICE_POLICIES, policy)
+        await opened(h, cluster)
+        assert cluster.grants().exceptions == {POOL}
+        assert not cluster.take("theirs", "n1", "gpu-0")
+        assert cluster.take("theirs", "n2", "gpu-0")
+        pod(cluster, "p-mine", "mine", nodeSelector={"kubernetes.io/hostname": "n1"})
+        await until(lambda: h.devices("mine"))
+
+    run(cluster, scenario, allocator=PoolAllocator.SCHEDULER)
 
 
 def test_a_pool_of_kube_scheduler_is_an_exception_of_the_object() -> None:
