@@ -124,7 +124,9 @@ class PoolGrants:
         self._being_written = being_written
         self._blocked = blocked
         self._guard = Guard()
+        # Of what is installed, and of the trial; the second one stays until the policy is proved.
         self._problem = ""
+        self._untried = ""
         self._pools: dict[PoolID, Grant] = {}
         self._units: dict[PoolID, dict[str, Grant]] = {}
         self._stored = Grants(default=PoolAllocator.SCHEDULER)
@@ -154,13 +156,13 @@ class PoolGrants:
     @property
     def problem(self) -> str:
         """Why the policy does not keep devices; empty if it does, or if that is not known yet."""
-        return self._problem
+        return self._problem or self._untried
 
     def in_force(self) -> bool | None:
         """Return whether the policy is in force; None: it may come to be within seconds."""
         if self._guard.state is GuardState.IN_FORCE:
             return True
-        return False if self._problem else None
+        return False if self.problem else None
 
     def refuses_others(self, pool: PoolID) -> bool:
         """Return whether the controller may allocate from an open pool, units that are granted apart."""
@@ -170,8 +172,8 @@ class PoolGrants:
 
     def obstacle(self) -> str:
         """Return why nothing can be granted now; empty if something can."""
-        if self._problem:
-            return self._problem
+        if self.problem:
+            return self.problem
         return "" if self.in_force() else "the admission policy is being proved"
 
     def room(self) -> int:
@@ -256,7 +258,17 @@ class PoolGrants:
 
     def proved(self) -> None:
         """Take note that the policy is as it should be, and has refused the trial."""
+        self._untried = ""
         self._happened(GuardEvent.PROVED)
+
+    def not_proved(self, problem: str) -> None:
+        """Take note of why the policy cannot be proved: it is tried again until it can."""
+        if self._guard.state is not GuardState.PROVING:
+            self.failed(problem)
+        if problem != self._untried:
+            self._untried = problem
+            log.error("the admission policy cannot be proved", why=problem)
+            self.guard_changed.send()
 
     def found(self, problem: str) -> None:
         """Take note of why policy, binding or object are not as they should be; empty: they look right."""

@@ -129,7 +129,8 @@ class GuardKeeper:
         """Return the seconds until there is something to do although nothing has changed."""
         left = self._looked_at + _LOOK_SECONDS - self._clock.monotonic()
         closing = self._grants.left()
-        busy = self._grants.guard.state is GuardState.PROVING or self._grants.reading()
+        proving = self._grants.guard.state is GuardState.PROVING and not self._grants.problem
+        busy = proving or self._grants.reading()
         times = (left, *([closing] if closing is not None else []), *([_POLL_SECONDS] if busy else []))
         return max(0.01, min(times))
 
@@ -178,12 +179,12 @@ class GuardKeeper:
             )
             admitted = True
         except NotFound:
-            self._grants.found(f"the ResourceClaim {TRIAL_CLAIM} is missing: install it with the policy")
+            self._grants.not_proved(f"the ResourceClaim {TRIAL_CLAIM} is missing: install it with the policy")
             return
         except Forbidden as e:
             turn = turn_of_refusal(str(e))
             if turn is None:
-                self._grants.found(f"whether the policy {GRANTS} refuses anything cannot be tried: {e}")
+                self._grants.not_proved(f"whether the policy {GRANTS} refuses anything cannot be tried: {e}")
                 return
             admitted = turn < self._turn
         self._judge(admitted=admitted)
@@ -199,7 +200,7 @@ class GuardKeeper:
         if self._grants.guard.state is not GuardState.PROVING:
             self._grants.failed("an API server admits what it should refuse")
         elif now - self._admitted_since >= _FOLLOW_SECONDS:
-            self._grants.found(f"an API server admits what the policy {GRANTS} should refuse")
+            self._grants.not_proved(f"an API server admits what the policy {GRANTS} should refuse")
 
     async def _write(self, wanted: Grants, asked: Asked) -> None:
         version, self._version = self._version, ""
