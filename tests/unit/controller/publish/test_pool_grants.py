@@ -49,6 +49,7 @@ class World:
         self.inventories = Informer(client, DEVICE_INVENTORIES)
         self.devices = {f"gpu-{i}": device(f"gpu-{i}", "40Gi") for i in range(2)}
         self.registered = True
+        self.publisher = ""
         self.grants = PoolGrants(
             self.default,
             (DRIVER,),
@@ -76,7 +77,9 @@ class World:
 
     def items(self) -> list[DeviceInventory]:
         bodies = (
-            builders.inventory(pool.pool, *self.devices.values(), registered=self.registered)
+            builders.inventory(
+                pool.pool, *self.devices.values(), registered=self.registered, publisher=self.publisher
+            )
             for pool in (POOL, OTHER)
         )
         return [codec.convert(DeviceInventory, body) for body in bodies]
@@ -280,6 +283,16 @@ def test_where_pools_are_kube_schedulers_by_default_those_of_the_controller_are_
     assert world.stored.allocator(OTHER) is PoolAllocator.SCHEDULER
     trial = PoolID(DRIVER, PoolName("trial.dra-driver.dev"))
     assert not world.stored.admits(KEY, trial, "trial")
+
+
+def test_pools_that_their_nodes_publish_are_kube_schedulers() -> None:
+    """Nothing is noted of whose they are."""
+    states = {POOL: HandoverState.UNKNOWN, OTHER: HandoverState.UNKNOWN}
+    world = World(states=states).in_force()
+    assert not world.stored.exceptions  # not published yet: whose they will be is not known
+    world.publisher = "node"
+    assert world.write()
+    assert world.stored.exceptions == {POOL, OTHER}
 
 
 def test_pools_for_which_there_is_no_room_wait(monkeypatch: pytest.MonkeyPatch) -> None:
