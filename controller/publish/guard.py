@@ -20,7 +20,7 @@ from dra_driver.api.meta import DriverName, WireObject
 from dra_driver.api.names import GRANTS, TRIAL_CLAIM
 from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.api.server.admission import VALIDATING_POLICIES, VALIDATING_POLICY_BINDINGS
-from dra_driver.errors import Conflict, DraError, Forbidden, NotFound
+from dra_driver.errors import Conflict, DraError, Forbidden, Invalid, NotFound
 from dra_driver.kube import Backoff
 from dra_driver.ownership import Grants
 from dra_driver.ports import Clock, KubeClient
@@ -181,7 +181,7 @@ class GuardKeeper:
         except NotFound:
             self._grants.not_proved(f"the ResourceClaim {TRIAL_CLAIM} is missing: install it with the policy")
             return
-        except Forbidden as e:
+        except (Forbidden, Invalid) as e:
             turn = turn_of_refusal(str(e))
             if turn is None:
                 self._grants.not_proved(f"whether the policy {GRANTS} refuses anything cannot be tried: {e}")

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 import builders
 import pytest
 from lending_beside import NAMESPACE, OURS, Beside, gpu, lending_beside
+from manifest_files import documents
 
 from controller.allocate.decide import is_about_own_decision, report_of
 from dra_driver.api.names import GRANTS
@@ -20,6 +21,7 @@ from dra_driver.api.own.inventory import DEVICE_INVENTORIES
 from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.api.server.admission import VALIDATING_POLICIES
 from dra_driver.kube.features import probe_features
+from dra_driver.sim.assets import deploy_directory
 
 pytestmark = pytest.mark.slow
 
@@ -92,7 +94,6 @@ def test_where_the_policy_goes_the_controller_stops_until_it_is_safe_again(kind:
             await opened(beside, "n0")
             await beside.own("first")
             await beside.bound("first")
-            found = await api.get(VALIDATING_POLICIES, GRANTS)
             await api.delete(VALIDATING_POLICIES, GRANTS)
             await beside.seen.until(lambda: reasons(beside) & {"PolicyNotInForce", "FeatureGateDisabled"}, 15)
             if taints:
@@ -102,7 +103,8 @@ def test_where_the_policy_goes_the_controller_stops_until_it_is_safe_again(kind:
                 await beside.seen.until(lambda: records(beside) == {"scheduler"})
             await beside.own("meanwhile")
             await beside.bound("meanwhile")
-            body = {"metadata": {"name": GRANTS}, "spec": found.spec}
+            installed = documents(deploy_directory("optional") / "open-pools" / "grants.yaml")
+            (body,) = (d for d in installed if d["kind"] == VALIDATING_POLICIES.kind)
             await api.create(VALIDATING_POLICIES, body)
             await opened(beside, "n0")
             await beside.own("last")

@@ -136,6 +136,25 @@ def test_a_policy_that_is_not_evaluated_opens_nothing() -> None:
     run(cluster, scenario)
 
 
+def test_a_policy_that_says_no_turn_proves_nothing_and_that_is_said() -> None:
+    """Its message is no part of what is compared."""
+    cluster = cluster_of("n1")
+    (validation,) = cluster.raw(VALIDATING_POLICIES, GRANTS)["spec"]["validations"]
+    plain = {"expression": validation["expression"]}
+    cluster.edit(VALIDATING_POLICIES, GRANTS, {"spec": {"validations": [plain]}})
+
+    async def scenario(h: Harness) -> None:
+        await asyncio.sleep(20)
+        assert not cluster.bare()
+        reason, message = condition(cluster)
+        assert (reason, "cannot be tried" in message) == ("PolicyNotInForce", True)
+        cluster.uninstall()
+        cluster.install()
+        await opened(h, cluster)
+
+    run(cluster, scenario)
+
+
 def test_an_api_server_that_lags_behind_proves_nothing() -> None:
     """It refuses the trial, by what an earlier process has written."""
     cluster = cluster_of("n1")
