@@ -87,8 +87,8 @@ KUBE_VERSIONS: Mapping[str, str] = {
 # What stands before the rendering, where something is to be said.
 HEADS: Mapping[str, str] = {
     "optional/open-pools-before-1.36.yaml": """\
-# The webhooks for open pools, in place of webhooks-before-1.36.yaml and beside open-pools: the gate is set in every
-# namespace.
+# The webhooks for open pools, in place of webhooks-before-1.36.yaml and beside open-pools: they set the gate
+# in every namespace.
 #     kubectl apply -f deploy/optional/open-pools -f deploy/optional/open-pools-before-1.36.yaml
 #     dra-driver certificates
 """,
