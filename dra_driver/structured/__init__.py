@@ -13,6 +13,7 @@ from __future__ import annotations
 from dra_driver.structured.allocator import allocate
 from dra_driver.structured.cluster import AllocationTracker, Cluster, prepare
 from dra_driver.structured.explain.folding import Folded, FoldedReason, fold, seen_values
+from dra_driver.structured.granting import GrantChoice, NoGrant, choose_grants
 from dra_driver.structured.groups import (
     GROUP_KEYS,
     LARGEST_GROUP,
@@ -97,6 +98,7 @@ __all__ = [
     "Features",
     "Folded",
     "FoldedReason",
+    "GrantChoice",
     "GroupAllocated",
     "GroupFinding",
     "GroupLabels",
@@ -106,6 +108,7 @@ __all__ = [
     "IndexUnfinished",
     "Level",
     "LoanChoice",
+    "NoGrant",
     "NoLoan",
     "NodePolicy",
     "NodeReasons",
@@ -122,6 +125,7 @@ __all__ = [
     "allocate",
     "allocate_group",
     "attribute_text",
+    "choose_grants",
     "choose_loans",
     "concerns",
     "contested",

@@ -39,7 +39,7 @@ from dra_driver.structured.model.snapshot import Snapshot
 from dra_driver.structured.model.types import DeviceID
 from dra_driver.structured.search.search import Pick
 
-__all__ = ["UpstreamSearch", "scheduler_takes"]
+__all__ = ["UpstreamSearch", "scheduler_picks", "scheduler_takes"]
 
 _CounterKey = tuple[str, str, str]
 # The values of an attribute whose type is not enabled.
@@ -347,6 +347,16 @@ def scheduler_takes(
         node: name of a node of the snapshot.
         budget: what the question may cost; if None, ``Budget()``.
     """
+    found = scheduler_picks(snapshot, claims, node, budget)
+    if isinstance(found, str):
+        return found
+    return tuple(tuple(pick.entry.id for pick in of_claim) for of_claim in found)
+
+
+def scheduler_picks(
+    snapshot: Snapshot, claims: Sequence[ResourceClaim], node: str, budget: Budget | None = None
+) -> tuple[tuple[Pick, ...], ...] | str:
+    """Return what kube-scheduler picks on a node, by claim, or why nothing; as for ``scheduler_takes``."""
     features = replace(snapshot.features, admin_access_in_use=False)
     snapshot = replace(snapshot, features=features)
     try:
@@ -354,7 +364,7 @@ def scheduler_takes(
         problem = NodeProblem(snapshot, plans, snapshot.view(node), Options(), budget or Budget())
         search = UpstreamSearch(problem)
         if search.run():
-            return tuple(tuple(pick.entry.id for pick in of_claim) for of_claim in search.picks)
+            return tuple(map(tuple, search.picks))
     except FatalError as e:
         return str(e)
     except (BudgetExhausted, RecursionError):
