@@ -399,11 +399,12 @@ class PodDecider:
         )
 
     def _fit_elsewhere(self, claims: Sequence[ResourceClaim], trial: Trial | None, budget: Budget) -> bool:
-        """Return whether kube-scheduler, to which our pools are tainted, has devices for the claims now.
+        """Return whether kube-scheduler has devices for the claims now in pools that are not ours.
 
         If it has not, it need not look at the pod; whatever frees a device has the pod looked at again here.
         """
-        return isinstance(allocate(self._snapshot(trial), claims, budget=budget), Allocated)
+        outcome = allocate(self._snapshot(trial), claims, pools=self._pools.theirs, budget=budget)
+        return isinstance(outcome, Allocated)
 
     def _claims_of(self, pod: Pod, trial: Trial | None) -> list[ResourceClaim] | Wait:
         return claims_for(pod, self._claims, trial)

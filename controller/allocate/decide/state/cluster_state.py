@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 
 from controller.allocate.decide.state.activity import BusyDevices
 from controller.allocate.decide.state.objects import Collected, Objects
@@ -129,6 +129,11 @@ class ClusterState:
     def lending_nodes(self) -> set[str]:
         """Nodes with devices that are lent: there kube-scheduler may choose among them for any pod."""
         return {pool.pool for pool in self._lent}  # pools of inventories, which are named like their nodes
+
+    @property
+    def lent_devices(self) -> Mapping[PoolID, frozenset[str]]:
+        """Devices that are lent or granted, by pool."""
+        return self._lent
 
     def lent(self, pool: PoolID) -> frozenset[str]:
         """Return which devices of a pool are lent."""

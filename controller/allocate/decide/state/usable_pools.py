@@ -40,6 +40,9 @@ class UsablePools:
     Attributes:
         ours: our pools with their policies.
         every: every pool with its policy.
+        grantable: every pool but those of ours that must not be used now: from the others kube-scheduler may
+            get devices, by itself or by a grant.
+        theirs: pools that are not ours.
         withheld: why the others are not used.
     """
 
@@ -50,8 +53,10 @@ class UsablePools:
         self._policies: dict[PoolID, PoolPolicy] = {}
         self.ours: PoolPolicies = PersistentMap()
         self.every: PoolPolicies = PersistentMap()
+        self.grantable: PoolPolicies = PersistentMap()
+        self.theirs: PoolPolicies = PersistentMap()
         self.withheld: PersistentMap[PoolID, str] = PersistentMap()
-        # Those for which all three are made anew.
+        # Those for which all five are made anew.
         self._stale: set[PoolID] = set()
 
     @property
@@ -84,8 +89,11 @@ class UsablePools:
         # Maps that come from one another: the allocator looks at the pools that differ, and no others.
         known = {p: self._policies.get(p, self._default) for p in self._stale if p in cluster.pools}
         ours = {p: policy for p, policy in known.items() if p in cluster.own and p not in self._blocked}
+        theirs = {p: policy for p, policy in known.items() if p not in cluster.own}
         withheld = {p: _why_withheld(cluster.owner(p), cluster.is_open(p)) for p in known if p not in ours}
         self.every = _changed(self.every, known, self._stale)
+        self.grantable = _changed(self.grantable, {**theirs, **ours}, self._stale)
+        self.theirs = _changed(self.theirs, theirs, self._stale)
         self.ours = _changed(self.ours, ours, self._stale)
         self.withheld = _changed(self.withheld, withheld, self._stale)
         self._stale = set()
