@@ -12,6 +12,7 @@ from controller.allocate.answers.journal import Journal
 from controller.allocate.attempts import Attempts
 from controller.allocate.deallocation import Deallocator
 from controller.allocate.decide import (
+    GrantDevices,
     GroupFinder,
     GroupMembers,
     GroupWrite,
@@ -32,6 +33,7 @@ from controller.allocate.decide import (
     is_finished,
     rank_of_group,
 )
+from controller.allocate.granting import Granter
 from controller.allocate.handover import HandOver
 from controller.allocate.lending import Lender
 from controller.allocate.reporting import AllocationReports
@@ -82,7 +84,7 @@ class Allocator:
         schedulers: Collection[str],
         groups: GroupFinder,
         pods: Informer[Pod],
-        lender: Lender | None = None,
+        lender: Lender | Granter | None = None,
     ) -> None:
         """Connect the parts.
 
@@ -100,7 +102,7 @@ class Allocator:
             schedulers: whose pods are served.
             groups: finds the other members of a pod's group.
             pods: all namespaces.
-            lender: of devices to kube-scheduler; if None, nothing is lent.
+            lender: lends, or grants, devices to kube-scheduler; if None, nothing is.
         """
         self._decider = decider
         self._assume_cache = assume_cache
@@ -245,7 +247,7 @@ class Allocator:
 
     async def _carry_out(self, pod: Pod, answer: PodAnswer, answered: Answered) -> None:
         # No await between the answer and what is done about it: what it rests on is as it was.
-        if self._lender is not None and not isinstance(answer.decision, Lend):
+        if self._lender is not None and not isinstance(answer.decision, Lend | GrantDevices):
             self._lender.skip(pod)
             if self._lender.holds(answer.decision):
                 self._decider.release(answered)
@@ -266,7 +268,10 @@ class Allocator:
                 assert answer.group is not None
                 await self._write_group(answer.group, answered, answer.decision)
             case Lend():
-                assert self._lender is not None
+                assert isinstance(self._lender, Lender)
+                self._lender.begin(pod, answer.decision)
+            case GrantDevices():
+                assert isinstance(self._lender, Granter)
                 self._lender.begin(pod, answer.decision)
             case NotYet():
                 self._not_yet(pod, answer.group, answer.decision)

@@ -150,6 +150,35 @@ class AllocationReports:
         """Count a loan that is over."""
         self._metrics.loans.labels(why).inc()
 
+    def waits_for_grant(self, pod: Pod, why: str) -> None:
+        """Report why nothing is granted yet for a pod that only kube-scheduler can place."""
+        self._reasons.waits(
+            pod, "WaitingForGrant", f"only kube-scheduler can allocate what it asks for: {why}"
+        )
+
+    def refuses_grant(self, pod: Pod, why: str) -> None:
+        """Report why nothing is granted for a pod, which does not pass by itself."""
+        self.waits_for_grant(pod, why)
+        text = f"only kube-scheduler can allocate what it asks for, and nothing is granted to it: {why}"
+        self._recorder.event(PODS, pod, "Warning", "WaitingForGrant", text)
+
+    def grants(self, pod: Pod, granted: Mapping[str, Sequence[str]]) -> None:
+        """Report that devices are granted for a pod, by node."""
+        named = "; ".join(f"{_named(devices)} of node {node}" for node, devices in granted.items())
+        which = "those of one node" if len(granted) > 1 else "them"
+        text = f"{named} are granted to kube-scheduler for it, which allocates {which} and places the pod"
+        self._recorder.event(PODS, pod, "Normal", "DevicesGranted", text)
+        self._reasons.waits(pod, "DevicesGranted", text, passing=True)
+
+    def grants_in_vain(self, pod: Pod, nodes: Sequence[str], why: str) -> None:
+        """Report that devices of some nodes were granted for a pod that has not got them."""
+        text = f"devices of node {', '.join(nodes)} were granted to kube-scheduler in vain: {why}"
+        self._recorder.event(PODS, pod, "Warning", "GrantInVain", text)
+
+    def grants_ended(self, why: str) -> None:
+        """Count a pod for which the grants are over."""
+        self._metrics.loans.labels(why).inc()
+
     def delayed(self, pod: Pod) -> None:
         """Report that a pod waits for its turn in the slow lane."""
         text = "the decision about its claims takes much work; it is made beside those of other pods"

@@ -19,6 +19,7 @@ from controller.allocate.answers.journal import Journal
 from controller.allocate.decide import (
     ClaimAssumed,
     DecisionOverran,
+    GrantDevices,
     GroupWrite,
     Lane,
     Lend,
@@ -262,6 +263,10 @@ class Decider:
                 pools = [pool for pool, _ in devices]
                 holds = self._hold(pools, knowledge) and all(
                     self._journal.freshness.knows_taken(pool, knowledge) for pool in pools
+                )
+            case GrantDevices(pools=granted):
+                holds = self._hold(granted, knowledge) and all(
+                    self._journal.freshness.knows_taken(pool, knowledge) for pool in granted
                 )
             case Proceed():
                 claims = self._claims_of(pod, answer)

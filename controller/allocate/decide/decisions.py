@@ -32,7 +32,7 @@ from controller.allocate.decide.nodes.node_usage import NodeUsage
 from controller.allocate.decide.nodes.placement import Placements
 from controller.allocate.decide.nodes.reports import suitable_nodes
 from controller.allocate.decide.pods.earlier_users import EarlierUsers
-from controller.allocate.decide.pods.lending import LoanTerms
+from controller.allocate.decide.pods.granting import GrantTerms
 from controller.allocate.decide.pods.questions import NoFit
 from controller.allocate.decide.pods.sharing import SharingPods
 from controller.allocate.decide.pods.solving import PodDecider
@@ -314,11 +314,11 @@ class Decisions:
         self, pod: Pod, group: Gang | None, budget: Budget, question: PodQuestion
     ) -> tuple[Decision, bool]:
         """Return what is to be done about a pod or its group, and whether it was given up."""
-        now, loan = question.now, LoanTerms(question.lends, self._backoff.came_back(pod.metadata.uid))
+        now, terms = question.now, GrantTerms(question.lends, self._backoff.came_back(pod.metadata.uid))
         if group is not None:
             return self._gangs.decide(group, pod, budget, self._intake.improvements, now), False
         avoid = self._avoided(pod, now)
-        found = self._decider.decide(pod, budget, avoid, earlier=self._earlier.of(pod, now), loan=loan)
+        found = self._decider.decide(pod, budget, avoid, earlier=self._earlier.of(pod, now), terms=terms)
         if isinstance(found, NoFit):
             return self._refusals.of(pod, found, avoid), found.gave_up
         return found, False

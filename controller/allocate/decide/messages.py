@@ -35,6 +35,9 @@ __all__ = [
     "Decision",
     "DecisionOverran",
     "DevicesSetAside",
+    "GrantDevices",
+    "GrantedDevices",
+    "GrantedNode",
     "GroupMembers",
     "GroupWrite",
     "Hard",
@@ -94,6 +97,7 @@ class Settings:
         decision_seconds: CPU time that a decision for a pod may take in the slow lane.
         group_decision_seconds: likewise for all pods of a group.
         lends: whether devices are lent to kube-scheduler for pods that it alone can place.
+        grants: whether devices are granted to kube-scheduler for such pods, in place of loans.
         shapes: requests that are counted now and then.
         group_labels: labels of others that make pods a group.
     """
@@ -107,6 +111,7 @@ class Settings:
     decision_seconds: float = 2.0
     group_decision_seconds: float = 10.0
     lends: bool = False
+    grants: bool = False
     shapes: tuple[RequestShape, ...] = ()
     group_labels: tuple[str, ...] = tuple(GroupLabels)
 
@@ -325,7 +330,7 @@ class PodQuestion:
         now: when the question is asked.
         lane: how much work it may cause.
         set_aside: asked is not what to do now, but which devices to set aside for it. It fits nowhere.
-        lends: whether devices may be lent for it now where the controller could allocate itself.
+        lends: whether devices may be lent, or granted, for it now where the controller could allocate itself.
         awaited: whether kube-scheduler was seen binding it: then its kubelet waits for the devices, and it
             comes before the pods for which devices are set aside. Anybody can make a pod with a node.
     """
@@ -463,6 +468,63 @@ class Lend:
         return tuple(pair for one in self.nodes for pair in one.devices)
 
 
+class GrantedDevices(NamedTuple):
+    """Devices of one pool for one claim.
+
+    Attributes:
+        pool: of ours.
+        key: of the claim (``dra_driver.ownership.grant_key``).
+        names: of the devices.
+    """
+
+    pool: PoolID
+    key: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GrantedNode:
+    """A node on which kube-scheduler finds all that a pod asks for.
+
+    Attributes:
+        node: where.
+        devices: of ours that it picks there.
+    """
+
+    node: str
+    devices: tuple[GrantedDevices, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GrantDevices:
+    """Devices to be granted to kube-scheduler.
+
+    Nothing is taken by this: until they are granted, others may get them, and the pod is asked about again.
+
+    Attributes:
+        nodes: each of which will do; the best one first.
+        instead: whether the controller could allocate itself; its own choice may be in vain.
+        slow: whether volumes are to be made for the pod before its claims are written.
+        suitable: how many nodes suit the pod but for its devices: kube-scheduler looks at all of these where
+            the pod does not fit on the best one.
+    """
+
+    nodes: tuple[GrantedNode, ...]
+    instead: bool = False
+    slow: bool = False
+    suitable: int = field(default=1, compare=False)
+
+    @property
+    def node(self) -> str:
+        """The best node."""
+        return self.nodes[0].node
+
+    @property
+    def pools(self) -> frozenset[PoolID]:
+        """Those of the devices, on all nodes."""
+        return frozenset(one.pool for node in self.nodes for one in node.devices)
+
+
 @dataclass(frozen=True, slots=True)
 class Hard:
     """The question needs more work than the fast lane gives; it is to be asked in the slow lane."""
@@ -485,7 +547,7 @@ class NotYet:
     signature: bytes = b""
 
 
-Decision = Wait | Proceed | Refuse | Write | GroupWrite | Lend | Hard | SetAside | NotYet
+Decision = Wait | Proceed | Refuse | Write | GroupWrite | Lend | GrantDevices | Hard | SetAside | NotYet
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ import msgspec
 from controller.allocate.decide import (
     LONGEST_LEARNED,
     Decision,
+    GrantDevices,
+    GrantedNode,
     GroupMembers,
     GroupWrite,
     Hard,
@@ -115,6 +117,13 @@ class _Lend(msgspec.Struct, frozen=True, tag="lend"):
     suitable: int
 
 
+class _Grant(msgspec.Struct, frozen=True, tag="grant"):
+    nodes: tuple[GrantedNode, ...]
+    instead: bool
+    slow: bool
+    suitable: int
+
+
 class _Write(msgspec.Struct, frozen=True):
     pod: PodID | None
     node: str
@@ -125,7 +134,7 @@ class _Writes(msgspec.Struct, frozen=True, tag="write"):
     writes: tuple[_Write, ...]
 
 
-_Packed = _Wait | _Proceed | _Refuse | _Hard | _Writes | _Lend | _SetAside | _NotYet
+_Packed = _Wait | _Proceed | _Refuse | _Hard | _Writes | _Lend | _Grant | _SetAside | _NotYet
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -253,6 +262,8 @@ def _packed(decision: Decision) -> _Packed:
             return _SetAside(rank, places)
         case Lend(nodes, instead, slow, suitable):
             return _Lend(nodes, instead, slow, suitable)
+        case GrantDevices(nodes=granted, instead=instead, slow=slow, suitable=suitable):
+            return _Grant(granted, instead, slow, suitable)
         case Write():
             return _Writes((_packed_write(None, decision),))
         case GroupWrite(writes):
@@ -308,6 +319,8 @@ def decision_of(answer: Answer, known: Callable[[ObjectKey], ResourceClaim | Non
             return SetAside(rank, places)
         case _Lend(nodes, instead, slow, suitable):
             return Lend(nodes, instead, slow, suitable)
+        case _Grant(nodes=granted, instead=instead, slow=slow, suitable=suitable):
+            return GrantDevices(granted, instead, slow, suitable)
         case _Writes(writes):
             pairs = [
                 (w.pod, Write(w.node, tuple((found(ref), allocation) for ref, allocation in w.allocations)))
@@ -341,13 +354,13 @@ def check_answer(answer: Answer, question: PodQuestion, known: int, version: int
     if question.set_aside:
         asked: tuple[type[Any], ...] = (_SetAside, _Refuse, _Wait, _NotYet)
     else:
-        asked = (_Wait, _Proceed, _Refuse, _Hard, _Writes, _Lend, _NotYet)
+        asked = (_Wait, _Proceed, _Refuse, _Hard, _Writes, _Lend, _Grant, _NotYet)
     if not isinstance(answer.decision, asked):
         raise DecodeError("it answers another question")
-    if isinstance(answer.decision, _Lend) and (
+    if isinstance(answer.decision, _Lend | _Grant) and (
         not answer.decision.nodes or (answer.decision.instead and not question.lends)
     ):
-        raise DecodeError("devices are lent nowhere, or for a pod for which none may be lent")
+        raise DecodeError("devices are lent or granted nowhere, or for a pod for which none may be")
     waits = [answer.pause, *(seconds for _, seconds in answer.avoided)]
     if isinstance(answer.decision, _Wait):
         waits.append(answer.decision.poll)

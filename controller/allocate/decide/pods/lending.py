@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from controller.allocate.decide.messages import Lend, LentNode, Proceed, Wait
 from controller.allocate.decide.nodes.placement import Placements
 from controller.allocate.decide.nodes.reports import has_no_node, report_of
+from controller.allocate.decide.pods.granting import GrantTerms
 from controller.allocate.decide.pods.questions import NoFit, Question
 from controller.allocate.decide.state.claims import ClaimView
 from controller.allocate.decide.state.cluster_state import ClusterState
@@ -33,7 +34,7 @@ from dra_driver.resourceclaim import (
 )
 from dra_driver.structured import Budget, NoLoan, Snapshot, choose_loans, understood
 
-__all__ = ["MOST_NODES", "Lending", "LoanTerms", "Wish"]
+__all__ = ["MOST_NODES", "Lending", "Wish"]
 
 MOST_NODES: Final = 3
 """On which devices are lent for a pod, where it is not known which of them kube-scheduler takes."""
@@ -43,18 +44,6 @@ _NO_NODE: Final = (
     "on each node that suits it devices are lent for another pod, or a device plugin serves the resource"
 )
 _IN_VAIN: Final = NoLoan(lambda: "kube-scheduler cannot use what is free of the pools that it allocates")
-
-
-class LoanTerms(NamedTuple):
-    """What decides about lending for a pod besides the pod itself.
-
-    Attributes:
-        instead: whether devices may be lent where the controller could allocate itself.
-        came_back: whether kube-scheduler has turned down a choice of ours for the pod.
-    """
-
-    instead: bool = False
-    came_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +115,7 @@ class Lending:
         *,
         avoid: Collection[str],
         budget: Budget,
-        loan: LoanTerms,
+        terms: GrantTerms,
     ) -> Lend | NoFit | Wait | Proceed | None:
         """Return what is to be lent for a pod; None where kube-scheduler need not allocate anything of ours.
 
@@ -137,7 +126,7 @@ class Lending:
             pools: that may be used.
             avoid: nodes that are left out.
             budget: what the choice may cost.
-            loan: what else is known of the pod.
+            terms: what else is known of the pod.
         """
         wish = self._wish(pod, claims)
         if not isinstance(wish, Wish):
@@ -153,7 +142,7 @@ class Lending:
             why = _NO_NODE if placement.nodes else placement.summary()
             return NoFit(why, wish.waiting, new_node=not placement.nodes)
         claims = tuple(map(understood, wish.claims))
-        is_guess = loan.came_back or self._is_guess(pod, needs) or claims != wish.claims
+        is_guess = terms.came_back or self._is_guess(pod, needs) or claims != wish.claims
         most = MOST_NODES if is_guess else 1
         found = self._choose(claims, nodes, most, snapshot, pools, budget)
         if not isinstance(found, NoLoan) and not found:
@@ -176,7 +165,7 @@ class Lending:
         pools: UsablePools,
         *,
         budget: Budget,
-        loan: LoanTerms,
+        terms: GrantTerms,
     ) -> Lend | None:
         """Return what is to be lent for a pod that could be allocated; None where our own choice is as good.
 
@@ -189,12 +178,12 @@ class Lending:
             snapshot: the cluster, with what is taken.
             pools: that may be used.
             budget: what the choice may cost.
-            loan: what else is known of the pod.
+            terms: what else is known of the pod.
         """
-        if not loan.instead or has_no_node(pod):
+        if not terms.instead or has_no_node(pod):
             return None
         needs = self._placements.volume_needs(pod)
-        if not (loan.came_back or self._is_guess(pod, needs)) or self._has_others(pod, question.claims):
+        if not (terms.came_back or self._is_guess(pod, needs)) or self._has_others(pod, question.claims):
             return None
         nodes = self._free(question.placement.nodes, frozenset())
         if not nodes:

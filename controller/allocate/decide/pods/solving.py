@@ -13,7 +13,8 @@ from functools import cache
 from controller.allocate.decide.messages import Proceed, Settings, Wait, Write
 from controller.allocate.decide.nodes.placement import FreeRoom, Placements
 from controller.allocate.decide.pods.earlier_users import EarlierUser
-from controller.allocate.decide.pods.lending import Lending, LoanTerms
+from controller.allocate.decide.pods.granting import Granting, GrantTerms
+from controller.allocate.decide.pods.lending import Lending
 from controller.allocate.decide.pods.questions import (
     NoFit,
     PodDecision,
@@ -59,8 +60,8 @@ from dra_driver.trimming import unservable
 
 __all__ = ["PodDecider"]
 
-_NO_LOAN = LoanTerms()
-_NOT_LENT = "; devices are lent to kube-scheduler for single pods without a node, not for members of a group"
+_NO_GRANT = GrantTerms()
+_NOT_LENT = "; devices are {} to kube-scheduler for single pods without a node, not for members of a group"
 
 
 class PodDecider:
@@ -89,7 +90,10 @@ class PodDecider:
         self._claims = claims
         self._sharing = sharing
         self._placements = placements
-        self._lending = Lending(cluster, claims, placements, pods) if settings.lends else None
+        self._lending: Lending | Granting | None = None
+        if settings.lends or settings.grants:
+            kind = Granting if settings.grants else Lending
+            self._lending = kind(cluster, claims, placements, pods)
         # What is taken for the question at hand, where it is not what the claims hold.
         self._supposed: AllocatedState | None = None
 
@@ -257,7 +261,7 @@ class PodDecider:
         earlier: Iterable[EarlierUser] = (),
         trial: Trial | None = None,
         within: Set[str] | None = None,
-        loan: LoanTerms = _NO_LOAN,
+        terms: GrantTerms = _NO_GRANT,
     ) -> PodDecision:
         """Decide what to do about a pod that uses claims and is neither finished nor being deleted.
 
@@ -268,11 +272,11 @@ class PodDecider:
             earlier: pods that kube-scheduler looks at first, and that share claims with this one.
             trial: what is taken when other pods of its group are allocated; if None, what is taken now.
             within: only these nodes.
-            loan: what decides about lending devices for the pod.
+            terms: what decides about lending or granting devices for the pod.
         """
         lending = self._lending if trial is None and within is None and not pod.spec.node_name else None
         if lending is not None:
-            lent = self._lend(lending, pod, budget, avoid, loan)
+            lent = self._lend(lending, pod, budget, avoid, terms)
             if lent is not None:
                 return lent
         question = self.question(pod, avoid, earlier=earlier, trial=trial)
@@ -291,8 +295,8 @@ class PodDecider:
             if isinstance(answer, Write):
                 if lending is None or nodes is not placement.nodes:
                     return answer
-                terms = (pod, question, self._snapshot(None), self._pools)
-                return lending.instead(*terms, budget=budget, loan=loan) or answer
+                asked = (pod, question, self._snapshot(None), self._pools)
+                return lending.instead(*asked, budget=budget, terms=terms) or answer
             gave_up = answer.gave_up or (decision is not None and decision.gave_up)
             decision = replace(decision or answer, gave_up=gave_up)
         if decision is None:
@@ -305,14 +309,14 @@ class PodDecider:
         return decision
 
     def _lend(
-        self, lending: Lending, pod: Pod, budget: Budget, avoid: Collection[str], loan: LoanTerms
+        self, lending: Lending | Granting, pod: Pod, budget: Budget, avoid: Collection[str], terms: GrantTerms
     ) -> PodDecision | None:
         """Return what is lent for a pod; None where kube-scheduler need not allocate anything of ours."""
         claims = self._claims_of(pod, None)
         if isinstance(claims, Wait) or unservable(pod) or any(c.left_out for c in claims):
             return None
         snapshot = self._snapshot(None)
-        return lending.decide(pod, claims, snapshot, self._pools, avoid=avoid, budget=budget, loan=loan)
+        return lending.decide(pod, claims, snapshot, self._pools, avoid=avoid, budget=budget, terms=terms)
 
     def question(
         self,
@@ -345,7 +349,7 @@ class PodDecider:
             return Wait("another controller allocates a claim of the pod", poll=10.0)
         if problem:
             if self._lending is not None and any(i.ownership is ClaimOwnership.MIXED for i in owned):
-                problem += _NOT_LENT
+                problem += _NOT_LENT.format("granted" if isinstance(self._lending, Granting) else "lent")
             return NoFit(problem, tuple(filter(self._concerns_us, pending)))
         if why := self._placements.volume_needs(pod).problem:
             undo = self._undo(pod, claims)

@@ -18,6 +18,7 @@ from controller.allocate.decide import (
     Decision,
     Decisions,
     DevicesSetAside,
+    GrantDevices,
     GroupWrite,
     Hard,
     Lend,
@@ -361,7 +362,7 @@ class Scenario:
             case GroupWrite(writes):
                 for pod_id, write in writes:
                     self.assume(pod_id, write)
-            case Wait() | Proceed() | Refuse() | Hard() | SetAside() | Lend() | NotYet():
+            case Wait() | Proceed() | Refuse() | Hard() | SetAside() | Lend() | GrantDevices() | NotYet():
                 pass
         return answer
 
