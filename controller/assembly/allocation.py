@@ -10,8 +10,8 @@ from controller.allocate.answers.decider import Decider
 from controller.allocate.attempts import Attempts, TakenBack
 from controller.allocate.deallocation import Deallocator
 from controller.allocate.decide import GROUP_INDEX, GroupFinder
+from controller.allocate.granting import GrantStatus
 from controller.allocate.last_look import LastLook
-from controller.allocate.lending import LendingStatus
 from controller.allocate.loop import Allocator
 from controller.allocate.preempting import Preemption
 from controller.allocate.releasing.doubles import DoubleAllocations
@@ -52,7 +52,7 @@ class Allocation:
     setting_aside: SettingAside
     scale_up: ScaleUp
     preemption: Preemption
-    lending: LendingStatus | None
+    lending: GrantStatus | None
     reasons: WaitingReasons
     workers: int
 

@@ -9,10 +9,10 @@ from controller.allocate.answers.decider import Decider
 from controller.allocate.attempts import Attempts, TakenBack
 from controller.allocate.deallocation import Deallocator
 from controller.allocate.decide import GroupFinder, groups_by
+from controller.allocate.granting import GrantStatus
 from controller.allocate.lending import (
     CounterPools,
     Lender,
-    LendingStatus,
     LoanLimits,
     PodLoans,
     SettledShares,
@@ -101,13 +101,13 @@ def lender_of(
     wakeups: Wakeups,
     writer: Writer,
     reports: AllocationReports,
-) -> tuple[Lender | None, LendingStatus | None]:
+) -> tuple[Lender | None, GrantStatus | None]:
     """Return the part that lends devices to kube-scheduler, and the one that shows it.
 
     None where nothing is lent; the second is there, too, where what was lent comes back.
     """
     config, informers, gated = env.config, env.informers, publishing.gated
-    status = functools.partial(LendingStatus, env.client, env.clock, config.namespace, config.lending)
+    status = functools.partial(GrantStatus, env.client, env.clock, config.namespace, config.lending.value)
     if config.lending is LendingMode.OFF:
         return None, None
     if gated is None:

@@ -11,6 +11,8 @@ from dra_driver.fleet.fleet import Fleet
 from dra_driver.fleet.fragmentation import ShapeCount, count_shapes
 from dra_driver.fleet.history import FleetSample, History, HistoryEntry, Subject, Trend
 from dra_driver.fleet.lending import (
+    GRANTING,
+    LENDING,
     LENDING_HELP,
     MOST_NAMED_NAMESPACES,
     LendingShown,
@@ -44,6 +46,8 @@ from dra_driver.fleet.withheld import withheld_notes
 
 __all__ = [
     "CLOSED",
+    "GRANTING",
+    "LENDING",
     "LENDING_HELP",
     "MOST_NAMED_NAMESPACES",
     "MOST_PREEMPTED",

@@ -12,12 +12,14 @@ from controller.allocate.granting.granter import Granter
 from controller.allocate.granting.limits import CounterPools, GrantLimits
 from controller.allocate.granting.pods import MOST_PODS, PodGrants, wants_grant
 from controller.allocate.granting.port import Grants
+from controller.allocate.granting.shown import GrantStatus
 
 __all__ = [
     "MOST_PODS",
     "CounterPools",
     "Ending",
     "GrantLimits",
+    "GrantStatus",
     "Granter",
     "Grants",
     "PodGrants",

@@ -12,7 +12,6 @@ from controller.allocate.lending.loan import Ending
 from controller.allocate.lending.pods import MOST_PODS, PodLoans, wants_loan
 from controller.allocate.lending.port import Grants, Loans
 from controller.allocate.lending.shares import SettledShares
-from controller.allocate.lending.shown import LendingStatus
 
 __all__ = [
     "MOST_PODS",
@@ -20,7 +19,6 @@ __all__ = [
     "Ending",
     "Grants",
     "Lender",
-    "LendingStatus",
     "LoanLimits",
     "Loans",
     "PodLoans",

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dra_driver.api.core import Pod
 from dra_driver.cli.allocator.manifests import Manifests
 from dra_driver.cli.explaining.answers import Answer
-from dra_driver.fleet import LENDING_HELP, LendingShown, LentToPod
+from dra_driver.fleet import GRANTING, LENDING_HELP, LendingShown, LentToPod
 from dra_driver.ownership import is_controller_taint
 from dra_driver.resourceclaim import classes_by_resource, extended_resources, lacks_extended_claim, pod_claims
 from dra_driver.structured import Allocated
@@ -71,7 +71,13 @@ def loan_sentences(
     if not why:
         return
     yield why
-    if shown is None:
+    if shown is not None and shown.mode == GRANTING:
+        yield (
+            f"nothing is granted now: {shown.obstacle}"
+            if shown.obstacle
+            else "nothing is granted to it at the moment"
+        )
+    elif shown is None:
         yield LENDING_HELP
     elif shown.mode != "on":
         yield f"lending is {shown.mode}: {LENDING_HELP}"

@@ -10,7 +10,7 @@ import msgspec
 from dra_driver.api.own.inventory import DeviceInventory
 from dra_driver.cli.display.report import Block, Line, Table
 from dra_driver.cli.overview.rows import matches, named
-from dra_driver.fleet import LendingShown
+from dra_driver.fleet import GRANTING, LENDING, LendingShown
 
 __all__ = ["LentRow", "lending_blocks", "lent_rows", "lent_table", "of_namespace"]
 
@@ -59,13 +59,16 @@ def of_namespace(shown: LendingShown | None, namespace: str) -> LendingShown | N
 
 
 def lending_blocks(shown: LendingShown) -> Iterator[Block]:
-    """Return whether devices are lent, why not, and for which pods; nothing where lending is off."""
+    """Return whether devices are granted, or lent, why not, and for which pods; nothing where that is off."""
     if shown.mode == "off":
         return
-    yield Line(shown.sentence, "warning" if shown.obstacle or shown.mode != "on" else "strong")
+    yield Line(
+        shown.sentence, "strong" if shown.mode in (LENDING, GRANTING) and not shown.obstacle else "warning"
+    )
     if shown.ungated:
         more = ("",) * shown.more_ungated  # counted, not named
         yield Line(f"namespaces without the gate: {named((*shown.ungated, *more))}", "warning")
     if shown.loans:
         rows = [(one.pod, one.node, one.state, one.since, ", ".join(one.devices)) for one in shown.loans]
-        yield Table(("LENT FOR POD", "NODE", "STATE", "SINCE", "DEVICES"), rows)
+        what = "GRANTED TO POD" if shown.mode == GRANTING else "LENT FOR POD"
+        yield Table((what, "NODE", "STATE", "SINCE", "DEVICES"), rows)

@@ -423,6 +423,7 @@ def extended_pod() -> dict[str, object]:
     return builders.pod("p", namespace="ns", containers=[container])
 
 
+GRANTED = LentToPod("ns/p", "n1", "2027-01-15T08:00:00Z", "granted", ("gpu-0",))
 LENT = LentToPod("ns/p", "n1", "2027-01-15T08:00:00Z", "lent", ("gpu-0",))
 
 
@@ -435,6 +436,9 @@ LENT = LentToPod("ns/p", "n1", "2027-01-15T08:00:00Z", "lent", ("gpu-0",))
         (LendingShown(mode="on", obstacle="no gate"), "nothing is lent now: no gate"),
         (LendingShown(mode="on"), "nothing is lent for it at the moment"),
         (LendingShown(mode="on", loans=(LENT,)), "gpu-0 of node n1 are lent to kube-scheduler"),
+        (LendingShown(mode="granting", obstacle="no policy"), "nothing is granted now: no policy"),
+        (LendingShown(mode="granting"), "nothing is granted to it at the moment"),
+        (LendingShown(mode="granting", loans=(GRANTED,)), "gpu-0 of node n1 are granted to it: kube-"),
     ],
 )
 def test_it_is_said_whether_devices_are_lent_for_a_pod(lending: LendingShown | None, text: str) -> None:

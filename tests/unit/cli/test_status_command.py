@@ -420,8 +420,8 @@ def test_it_is_said_whether_devices_are_lent_and_why_not() -> None:
         found = asyncio.run(status.look(fake, [DRIVER], namespace=namespace))
         return status._text(found, "table"), json.loads(status._text(found, "json"))["lending"]
 
-    def data(**changes: Any) -> dict[str, str]:
-        return lending_data(LendingShown(mode="on", **changes))
+    def data(mode: str = "on", **changes: Any) -> dict[str, str]:
+        return lending_data(LendingShown(mode=mode, **changes))
 
     loan = LentToPod("ns/p", "n1", "2027-01-15T08:00:00Z", "lent", ("gpu-0",))
     text, _ = looked(data(obstacle="no gate", ungated=("a", "b", "c", "d"), more_ungated=2))
@@ -434,6 +434,12 @@ def test_it_is_said_whether_devices_are_lent_and_why_not() -> None:
     ]
     assert plain["loans"][0]["devices"] == ["gpu-0"]
     assert looked(data(loans=(loan,)), namespace="other")[1]["loans"] == []
+    granted = LentToPod("ns/p", "n1", "2027-01-15T08:00:00Z", "granted", ("gpu-0",))
+    text, _ = looked(data(mode="granting", loans=(granted,)))
+    assert "devices are granted to 1 pod that only kube-scheduler can place" in text
+    assert "GRANTED TO POD" in text
+    text, _ = looked(data(mode="granting", obstacle="no policy"))
+    assert "nothing is granted to pods that only kube-scheduler can place: no policy" in text
     for unreadable in ({}, {"lending": "{"}, {"lending": "[" * 100_000}):
         assert looked(unreadable)[1] is None
     without = asyncio.run(status.look(cluster(), [DRIVER]))

@@ -1,4 +1,4 @@
-"""Writes down for people whether devices are lent, why not, and for which pods."""
+"""Writes down for people whether devices are granted, or lent, why not, and for which pods."""
 
 from __future__ import annotations
 
@@ -9,35 +9,34 @@ from typing import Final
 import msgspec
 import structlog
 
-from controller.config import LendingMode
 from dra_driver.api.core import CONFIG_MAPS
 from dra_driver.api.names import LENDING_STATUS
 from dra_driver.errors import DraError
-from dra_driver.fleet import MOST_NAMED_NAMESPACES, LendingShown, LentToPod, lending_data
+from dra_driver.fleet import GRANTING, LENDING, MOST_NAMED_NAMESPACES, LendingShown, LentToPod, lending_data
 from dra_driver.kube import Backoff
 from dra_driver.kube.clock import rfc3339
 from dra_driver.ports import Clock, KubeClient
 
-__all__ = ["LendingStatus"]
+__all__ = ["GrantStatus"]
 
 log = structlog.get_logger(__name__)
 
-# A loan that is used lives for about a second: not each of them is worth two writes.
+# A grant that is used lives for less than a second: not each of them is worth two writes.
 _SECONDS: Final = 2.0
 _RENEW_SECONDS: Final = 300.0
 
 
-class LendingStatus:
+class GrantStatus:
     """Keeps the ConfigMap ``dra-driver-lending``, which nothing is decided by.
 
     Args:
         client: of the leader.
         clock: for times.
         namespace: of the object.
-        mode: whether devices are lent.
-        obstacle: why nothing is lent now.
+        mode: whether devices are granted, or lent (``LendingShown``).
+        obstacle: why nothing is now.
         ungated: namespaces whose pods come without the gate.
-        loans: for which pods devices are lent.
+        pods: for which of them devices are.
     """
 
     def __init__(
@@ -45,10 +44,10 @@ class LendingStatus:
         client: KubeClient,
         clock: Clock,
         namespace: str,
-        mode: LendingMode,
+        mode: str,
         obstacle: Callable[[], str],
         ungated: Callable[[], tuple[str, ...]],
-        loans: Callable[[], tuple[LentToPod, ...]],
+        pods: Callable[[], tuple[LentToPod, ...]],
     ) -> None:
         self._client = client
         self._clock = clock
@@ -56,18 +55,17 @@ class LendingStatus:
         self._mode = mode
         self._obstacle = obstacle
         self._ungated = ungated
-        self._loans = loans
+        self._pods = pods
 
     def now(self) -> LendingShown:
         """Return what is to be shown, without the time."""
-        on = self._mode is LendingMode.ON
         ungated = self._ungated()
         return LendingShown(
-            mode=self._mode.value,
-            obstacle=self._obstacle() if on else "",
+            mode=self._mode,
+            obstacle=self._obstacle() if self._mode in (LENDING, GRANTING) else "",
             ungated=ungated[:MOST_NAMED_NAMESPACES],
             more_ungated=len(ungated[MOST_NAMED_NAMESPACES:]),
-            loans=self._loans(),
+            loans=self._pods(),
         )
 
     async def run(self) -> None:
@@ -83,7 +81,7 @@ class LendingStatus:
                     await self._write(shown)
                 except DraError as e:
                     delay = backoff.next()
-                    log.warning("what is lent cannot be shown", config_map=LENDING_STATUS, error=str(e))
+                    log.warning("what is granted cannot be shown", config_map=LENDING_STATUS, error=str(e))
                 else:
                     backoff.reset()
                     written, at = shown, now
