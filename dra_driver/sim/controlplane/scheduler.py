@@ -251,12 +251,16 @@ class Scheduler:
 
     async def _allocate_and_bind(self, pod: Pod, claims: list[ResourceClaim], decision: _Placement) -> bool:
         """Write what was decided; return whether the pod is bound."""
+        made: ResourceClaim | None = None
         try:
             if decision.share is not None:
-                claims.append(await self._extended.create(pod, decision.share.requests))
+                made = await self._extended.create(pod, decision.share.requests)
+                claims.append(made)
             for claim, allocation in zip(claims, decision.allocations, strict=True):
                 await self._claim_writer.reserve(pod, claim, allocation)
         except (Forbidden, Invalid, PreBindError) as e:
+            if made is not None:
+                await self._extended.delete(pod, made)
             await self._refuse(pod, _failed_to_reserve(e))
             return False
         if decision.share is not None:
