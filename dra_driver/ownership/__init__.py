@@ -11,6 +11,8 @@ from dra_driver.ownership.grants import (
     VARIABLES,
     Grants,
     admitted,
+    chosen,
+    chosen_devices,
     grant_key,
     grant_key_of_pod,
 )
@@ -77,6 +79,8 @@ __all__ = [
     "allocating_pools",
     "bare_devices",
     "blocks",
+    "chosen",
+    "chosen_devices",
     "devices_in",
     "grant_key",
     "grant_key_of_pod",

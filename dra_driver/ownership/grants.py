@@ -13,6 +13,7 @@ server keeps the manager of each key of an object, which makes a write of thousa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -29,6 +30,8 @@ __all__ = [
     "VARIABLES",
     "Grants",
     "admitted",
+    "chosen",
+    "chosen_devices",
     "grant_key",
     "grant_key_of_pod",
 ]
@@ -45,6 +48,8 @@ _POD: Final = "_pod_"
 _EXCEPTIONS: Final = "_pools"
 _KEPT: Final = "_kept"
 _SCHEDULER: Final = PoolAllocator.SCHEDULER.value
+
+_CHOSEN: Final = re.compile(r"\(turn \d{1,18}\) \[([^\]]*)\]")
 
 Devices = frozenset[tuple[PoolID, str]]
 
@@ -94,6 +99,22 @@ def admitted(drivers: Iterable[str]) -> str:
         " && !(r.driver + '/' + r.pool + '/' + r.device in variables.kept)"
         " || r.driver + '/' + r.pool + '/' + r.device in variables.granted)"
     )
+
+
+def chosen(drivers: Iterable[str]) -> str:
+    """Return how the policy's refusal names the devices of ours that were chosen (CEL)."""
+    ours = ", ".join(f"'{driver}'" for driver in sorted(drivers))
+    return (
+        "' [' + object.status.allocation.devices.results.filter("
+        f"r, r.driver in [{ours}]).map(r, r.driver + '/' + r.pool + '/' + r.device).join(' ') + ']'"
+    )
+
+
+def chosen_devices(refusal: str) -> Devices:
+    """Return the devices that a refusal of the policy names."""
+    found = _CHOSEN.search(refusal)
+    named = map(parse_device, found[1].split(" ")) if found is not None else ()
+    return frozenset(one for one in named if one is not None)
 
 
 def grant_key(claim: ResourceClaim) -> str:

@@ -16,7 +16,7 @@ from controller.observe.node_labels import KEYS, annotation_of
 from dra_driver.api import codec, names
 from dra_driver.api.server.admission import ValidatingPolicy, ValidatingPolicyBinding
 from dra_driver.kube.fence import LEADER_POLICY
-from dra_driver.ownership import ADMITTED, RECALLED
+from dra_driver.ownership import ADMITTED, RECALLED, chosen
 from dra_driver.resourceclaim import guard_problem
 
 OPEN: dict[str, Any] = {"admissionPolicies": {"gateNamespaces": "all"}}
@@ -266,6 +266,8 @@ def test_devices_are_kept_for_the_controller_as_the_code_says(chart: Chart, valu
     assert kept.keys() == {"apiVersion", "kind", "metadata"}
     (validation,) = policy["spec"]["validations"]
     assert "kubectl dra explain" in validation["messageExpression"]
+    text = "".join(validation["messageExpression"].split())
+    assert all("".join(part.split()) in text for part in chosen(()).split("[])"))
 
 
 def test_of_open_pools_the_controller_has_only_these_rights_and_only_as_the_leader(chart: Chart) -> None:

@@ -22,6 +22,7 @@ from dra_driver.ownership import (
     PoolAllocator,
     PoolID,
     admitted,
+    chosen_devices,
     grant_key,
     grant_key_of_pod,
 )
@@ -238,3 +239,23 @@ def test_no_object_grants_more_than_the_controller_reads_in_it(data: dict[str, s
     grants = Grants.of_data(data)
     for pool in (POOL, PoolID(OURS, PoolName("n/1"))):
         assert admits(data, made(), result(pool)) <= grants.admits(key_of(made()), pool, "gpu-0")
+
+
+@pytest.mark.parametrize(
+    ("refusal", "devices"),
+    [
+        (
+            "denied request: ours (turn 12) [gpu.example.com/n1/gpu-0 gpu.example.com/n1/gpu-1]",
+            {"gpu-0", "gpu-1"},
+        ),
+        ("denied request: ours (turn 12) [gpu.example.com/n1/gpu-0], and more", {"gpu-0"}),
+        ("denied request: ours (turn 12) []", set()),
+        ("denied request: ours (turn 12)", set()),
+        ("denied request: ours (turn x) [gpu.example.com/n1/gpu-0]", set()),
+        ("denied request: ours (turn 12) [gpu-0 // a/b]", set()),
+    ],
+)
+def test_a_refusal_names_the_devices_that_were_chosen(refusal: str, devices: set[str]) -> None:
+    found = chosen_devices(refusal)
+    assert {name for _, name in found} == devices
+    assert {str(pool) for pool, _ in found} <= {"gpu.example.com/n1"}

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from dra_driver.api.core import Pod
 from dra_driver.api.names import CANNOT_ALLOCATE, GRANTS, NOT_ON_NODE, RECALLED_DEVICES
+from dra_driver.ownership import PoolID, chosen_devices
 
 __all__ = [
     "Report",
@@ -16,6 +17,7 @@ __all__ = [
     "ignores_claims",
     "is_about_own_decision",
     "misses_only_claims",
+    "refused_devices",
     "report_of",
     "suitable_nodes",
 ]
@@ -71,6 +73,17 @@ def is_about_own_decision(report: Report) -> bool:
     that. It tries the pod again by itself.
     """
     return report.reason == "SchedulerError" and _OWN_DECISION.search(report.message) is not None
+
+
+def refused_devices(pod: Pod) -> frozenset[tuple[PoolID, str]]:
+    """Return the devices that kube-scheduler has chosen for a pod and may not allocate, as it has reported.
+
+    It has looked at all that the pod demands of its node, and will choose the same again.
+    """
+    report = report_of(pod)
+    if report is None or not is_about_own_decision(report):
+        return frozenset()
+    return chosen_devices(report.message)
 
 
 def failed_before_nodes(pod: Pod) -> bool:

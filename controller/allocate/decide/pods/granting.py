@@ -5,6 +5,9 @@ DeviceClass serves, and claims that ask for something newer than we are. For oth
 guess: pods that came back from one, and pods that demand what we do not look at. Their allocations are
 kube-scheduler's to write, so all that is decided here is on which nodes which of their claims may get what it
 picks there.
+
+A guess may be wrong, but not twice: where kube-scheduler chooses a device that a pod has no grant for, the
+refusal names it, and it is what the pod is granted next.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import Final, NamedTuple
 
 from controller.allocate.decide.messages import GrantDevices, GrantedDevices, GrantedNode, Proceed, Wait
 from controller.allocate.decide.nodes.placement import Placements
-from controller.allocate.decide.nodes.reports import has_no_node, report_of
+from controller.allocate.decide.nodes.reports import has_no_node, refused_devices, report_of
 from controller.allocate.decide.pods.questions import NoFit, Question
 from controller.allocate.decide.state.claims import ClaimView
 from controller.allocate.decide.state.cluster_state import ClusterState
@@ -23,9 +26,9 @@ from controller.allocate.decide.state.objects import CLAIM_INDEX, Objects, is_fi
 from controller.allocate.decide.state.ownership import ClaimOwnership
 from controller.allocate.decide.state.usable_pools import UsablePools
 from dra_driver.api.core import Node, Pod
-from dra_driver.api.resource import DeviceClass, ResourceClaim
+from dra_driver.api.resource import DeviceClass, DeviceRequestAllocationResult, ResourceClaim
 from dra_driver.nodefit.volumes import VolumeNeeds
-from dra_driver.ownership import PoolID, grant_key, grant_key_of_pod
+from dra_driver.ownership import PoolID, grant_key, grant_key_of_pod, pool_of_slice
 from dra_driver.resourceclaim import (
     classes_by_resource,
     extended_claim,
@@ -33,7 +36,15 @@ from dra_driver.resourceclaim import (
     lacks_extended_claim,
     shares,
 )
-from dra_driver.structured import Budget, GrantChoice, NoGrant, Snapshot, choose_grants, understood
+from dra_driver.structured import (
+    Budget,
+    GrantChoice,
+    NoGrant,
+    Snapshot,
+    choose_grants,
+    fits_beside,
+    understood,
+)
 
 __all__ = ["MOST_NODES", "GrantTerms", "Granting", "Wish"]
 
@@ -155,9 +166,12 @@ class Granting:
             why = _NO_NODE if placement.nodes else placement.summary()
             return NoFit(why, wish.waiting, new_node=not placement.nodes)
         claims, keys = tuple(map(understood, wish.claims)), _keys(pod, wish)
+        suitable, slow = len(placement.nodes) + len(avoid), _makes_volumes(needs)
+        if claims != wish.claims and (tried := self._tried(pod, wish, keys, nodes, snapshot, pools)):
+            return GrantDevices((tried,), slow=slow, suitable=suitable)
         is_guess = terms.came_back or self._is_guess(pod, needs) or claims != wish.claims
         most = MOST_NODES if is_guess else 1
-        found = self._choose(claims, keys, nodes, most, snapshot, pools, budget)
+        found = self._find(pod, claims, keys, nodes, most, snapshot, pools, budget)
         if not isinstance(found, NoGrant) and not found:
             if report_of(pod) is None:
                 return Proceed(theirs=True)  # others have all that it asks for
@@ -167,8 +181,7 @@ class Granting:
         if isinstance(found, NoGrant) or not found:
             left = found if isinstance(found, NoGrant) else _IN_VAIN
             return NoFit(left.why, wish.waiting, gave_up=left.gave_up, new_node=left.new_node)
-        suitable = len(placement.nodes) + len(avoid)
-        return GrantDevices(found, slow=_makes_volumes(needs), suitable=suitable)
+        return GrantDevices(found, slow=slow, suitable=suitable)
 
     def instead(
         self,
@@ -203,11 +216,62 @@ class Granting:
             return None
         claims = question.claims
         keys = tuple(map(grant_key, claims))
-        found = self._choose(claims, keys, nodes, MOST_NODES, snapshot, pools, budget)
+        found = self._find(pod, claims, keys, nodes, MOST_NODES, snapshot, pools, budget)
         if isinstance(found, NoGrant) or not found:
             return None
         suitable = len(question.placement.nodes)
         return GrantDevices(found, instead=True, slow=_makes_volumes(needs), suitable=suitable)
+
+    def _find(
+        self,
+        pod: Pod,
+        claims: Sequence[ResourceClaim],
+        keys: Sequence[str],
+        nodes: Set[str],
+        most: int,
+        snapshot: Snapshot,
+        pools: UsablePools,
+        budget: Budget,
+    ) -> tuple[GrantedNode, ...] | NoGrant:
+        """Return what is to be granted, on the node that kube-scheduler has chosen itself if there is one."""
+        chosen = nodes & {str(pool.pool) for pool, _ in refused_devices(pod)}
+        if chosen:
+            found = self._choose(claims, keys, chosen, 1, snapshot, pools, budget)
+            if found and not isinstance(found, NoGrant):
+                return found
+        return self._choose(claims, keys, nodes, most, snapshot, pools, budget)
+
+    def _tried(
+        self,
+        pod: Pod,
+        wish: Wish,
+        keys: Sequence[str],
+        nodes: Set[str],
+        snapshot: Snapshot,
+        pools: UsablePools,
+    ) -> GrantedNode | None:
+        """Return what kube-scheduler has chosen for a claim that we do not understand, if that is free.
+
+        Which devices suit it nobody else knows. Only where the pod has no other claim that waits: of several
+        the refusal names the devices of one.
+        """
+        tried = refused_devices(pod)
+        waiting = [key for key, claim in zip(keys, wish.claims, strict=True) if claim in wish.waiting]
+        found = {str(pool.pool) for pool, _ in tried} & nodes
+        if len(waiting) != 1 or wish.resources or len({pool for pool, _ in tried}) != 1 or not found:
+            return None
+        ((pool, _), *_), names = tried, tuple(sorted(name for _, name in tried))
+        entries = {e.id.device: e for e in snapshot.index.devices(pool)}
+        if pool not in pools.ours or not all(n in entries and not entries[n].shareable for n in names):
+            return None
+        results = [
+            DeviceRequestAllocationResult(request="", driver=pool.driver, pool=pool.pool, device=name)
+            for name in names
+        ]
+        slices = (s for s in self._cluster.slices if pool_of_slice(s) == pool)
+        if not fits_beside(snapshot.allocated.pool(pool), slices, results):
+            return None
+        return GrantedNode(found.pop(), (GrantedDevices(pool, waiting[0], names),))
 
     def _choose(
         self,

@@ -27,7 +27,7 @@ from controller.allocate.decide import (
 from dra_driver.api import codec
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.meta import ObjectKey, PoolName, Uid
-from dra_driver.api.names import CANNOT_ALLOCATE
+from dra_driver.api.names import CANNOT_ALLOCATE, GRANTS
 from dra_driver.api.resource import DeviceClass, ResourceClaim, ResourceSlice
 from dra_driver.api.storage import PersistentVolumeClaim, StorageClass
 from dra_driver.ownership import PoolID
@@ -65,11 +65,11 @@ class SimulatedCluster:
         body = builders.claim(name, *requests, uid=f"uid-{name}", **more)
         self.decisions.apply(ClaimSeen(codec.convert(ResourceClaim, body)))
 
-    def pod(self, name: str = "p", report: str = "", **spec: Any) -> None:
+    def pod(self, name: str = "p", report: str = "", reason: str = "Unschedulable", **spec: Any) -> None:
         spec.setdefault("gated", True)
         body = builders.pod(name, "c", uid=name, **spec)
         if report:
-            condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+            condition = {"type": "PodScheduled", "status": "False", "reason": reason}
             body["status"]["conditions"] = [{**condition, "message": report}]
         self.seen(Pod, body)
 
@@ -258,3 +258,50 @@ def test_a_claim_that_is_newer_than_we_are_is_refused_where_nothing_is_granted()
     refusal = world.ask()
     assert isinstance(refusal, Refuse)
     assert "needs a newer controller: spec.devices.requests[0].exactly.selectors[0].newer" in refusal.message
+
+
+# --- what kube-scheduler has chosen itself ------------------------------------------------------------------
+
+
+def refusal(*devices: str) -> str:
+    named = " ".join(f"{DRIVER}/{one}" for one in devices)
+    return (
+        f'running PreBind plugin "DynamicResources": add allocation and reservation to claim {NS}/c: '
+        f"ValidatingAdmissionPolicy '{GRANTS}' denied request: the controller's (turn 7) [{named}]"
+    )
+
+
+def test_a_pod_is_granted_what_kube_scheduler_has_chosen_for_it() -> None:
+    unknown = required("podAffinity", term(namespaceSelector=SOME_NAMESPACES))
+    world = world_of(*(f"n{i}" for i in range(1, 9)), **unknown)
+    assert len(nodes(world.ask())) == 3
+    world.pod(gated=False, report=refusal("n7/gpu-0"), reason="SchedulerError", **unknown)
+    assert nodes(world.ask()) == ["n7"]
+    # Unless something of that is granted to another pod, or was in vain there.
+    world.pool("n7", frozenset({"gpu-0"}))
+    assert nodes(world.ask()) == ["n1", "n2", "n3"]
+    world.pool("n7")
+    world.turned_down("n7")
+    assert nodes(world.ask(1.0)) == ["n1", "n2", "n3"]
+
+
+@pytest.mark.parametrize("lands", ["chosen", "taken", "of another pool", "shared", "on two nodes"])
+def test_the_device_that_kube_scheduler_has_chosen_is_granted_to_a_claim_that_we_do_not_understand(
+    lands: str,
+) -> None:
+    world = SimulatedCluster("n1", "n2")
+    more = {"allowMultipleAllocations": True} if lands == "shared" else {}
+    gpus = [builders.device(f"gpu-{i}", "8Gi", attributes={"type": "gpu"}, **more) for i in range(3)]
+    world.seen(ResourceSlice, builders.resource_slice("n2", *gpus))
+    world.claim("c", builders.request(selectors=[NEWER]))
+    world.pod()
+    if lands == "taken":
+        world.claim("d", status=builders.allocation(builders.result("n2", "gpu-2")))
+    chosen = {"of another pool": ["n9/gpu-2"], "on two nodes": ["n2/gpu-2", "n1/gpu-0"]}.get(
+        lands, ["n2/gpu-2"]
+    )
+    world.pod(gated=False, report=refusal(*chosen), reason="SchedulerError")
+    found = world.ask()
+    assert isinstance(found, GrantDevices)
+    granted = [(str(one.pool.pool), one.names) for node in found.nodes for one in node.devices]
+    assert (granted == [("n2", ("gpu-2",))]) is (lands == "chosen"), granted
