@@ -24,7 +24,14 @@ from controller.allocate.starvation import SetAsideCondition, SettingAside
 from controller.allocate.wakeups import Wakeups
 from controller.allocate.writer import Writer
 from controller.assembly.environment import Environment, State
-from controller.assembly.parts import doubles_of, lender_of, preemption_of, scale_up_of, wakeups_of
+from controller.assembly.parts import (
+    doubles_of,
+    granter_of,
+    lender_of,
+    preemption_of,
+    scale_up_of,
+    wakeups_of,
+)
 from controller.assembly.publishing import Publishing
 from controller.observe.reasons import WaitingReasons
 from controller.observe.tracing import traced
@@ -84,7 +91,8 @@ class Allocation:
             wakeups.pending,
             lambda pod, grouped: config.scale_up_pods > 0 and added.could_take(pod, grouped=grouped),
         )
-        lender, lending = lender_of(env, state, publishing, wakeups, writer, reports)
+        parts = env, state, publishing, wakeups, writer, reports
+        lender, lending = granter_of(*parts) or lender_of(*parts)
         groups = GroupFinder(
             informers.pods.by_index,
             informers.pods.number_by_index,

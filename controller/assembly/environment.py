@@ -112,6 +112,7 @@ class State:
             decision_seconds=config.decision_seconds,
             group_decision_seconds=config.group_decision_seconds,
             lends=config.lending is LendingMode.ON,
+            grants=config.open_pools,
             shapes=config.shapes,
             group_labels=config.group_labels,
         )

@@ -9,7 +9,8 @@ from controller.allocate.answers.decider import Decider
 from controller.allocate.attempts import Attempts, TakenBack
 from controller.allocate.deallocation import Deallocator
 from controller.allocate.decide import GroupFinder, groups_by
-from controller.allocate.granting import GrantStatus
+from controller.allocate.granting import CounterPools as PoolsWithCounters
+from controller.allocate.granting import Granter, GrantLimits, GrantStatus, PodGrants
 from controller.allocate.lending import (
     CounterPools,
     Lender,
@@ -41,10 +42,19 @@ from controller.observe.node_labels import NodeLabeler
 from controller.publish.publisher import POOL_INDEX
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import Uid
+from dra_driver.fleet import GRANTING
 from dra_driver.kube import Handler
 from dra_driver.ownership import PoolAllocator, refusal_of
 
-__all__ = ["doubles_of", "labeler_of", "lender_of", "preemption_of", "scale_up_of", "wakeups_of"]
+__all__ = [
+    "doubles_of",
+    "granter_of",
+    "labeler_of",
+    "lender_of",
+    "preemption_of",
+    "scale_up_of",
+    "wakeups_of",
+]
 
 
 def wakeups_of(
@@ -73,7 +83,7 @@ def wakeups_of(
         others=(informers.slices, informers.classes, informers.taint_rules),
         groups_of=groups_by(env.config.group_labels),
         wants_loan=functools.partial(wants_loan, claim_of=state.assume_cache.get)
-        if env.config.lending is LendingMode.ON
+        if env.config.lending is LendingMode.ON or env.config.open_pools
         else lambda _: False,
     )
     StorageChanges(
@@ -134,6 +144,47 @@ def lender_of(
     )
     lender = Lender(loans, limits, state.journal, wakeups, writer, reports, env.clock, informers.pods)
     return lender, status(publishing.loans.obstacle, gated.ungated, loans.shown)
+
+
+def granter_of(
+    env: Environment,
+    state: State,
+    publishing: Publishing,
+    wakeups: Wakeups,
+    writer: Writer,
+    reports: AllocationReports,
+) -> tuple[Granter, GrantStatus] | None:
+    """Return the part that grants devices to kube-scheduler, and the one that shows it.
+
+    None where no pools are to be open.
+    """
+    config, informers, port, gated = env.config, env.informers, publishing.grants, publishing.gated
+    if port is None or gated is None:
+        return None
+    grants = PodGrants(
+        port,
+        state.assume_cache,
+        lambda pool: informers.slices.by_index(POOL_INDEX, pool),
+        informers.pods,
+        env.clock,
+        wakeups.queue.add,
+        wakeups.rank,
+    )
+    env.metrics.watch_loan_pods(grants.__len__)
+    counted = PoolsWithCounters(informers.slices)
+    seconds = config.lending_scan_seconds
+    limits = GrantLimits(seconds, counted, informers.pods, grants.ended, wakeups.queue.add)
+    granter = Granter(grants, limits, state.journal, wakeups, writer, reports, env.clock, informers.pods)
+    status = GrantStatus(
+        env.client,
+        env.clock,
+        config.namespace,
+        GRANTING,
+        lambda: gated.problem() or port.obstacle(),
+        gated.ungated,
+        grants.shown,
+    )
+    return granter, status
 
 
 def scale_up_of(

@@ -217,7 +217,7 @@ def _desired(seen: Seen, beside: _Beside, state: EpochState) -> _Desired:
     facts = HandoverFacts(
         record=recorded_allocator(seen.inventory.status.publication),
         slices=seen.slices,
-        wanted=_wanted_kind(seen, desired, ours=ours),
+        wanted=_wanted_kind(seen, ours=ours),
         closed=seen.guarding.closed,
         refused=bool(seen.refusal),
         writing=seen.writing,
@@ -237,8 +237,9 @@ def _desired(seen: Seen, beside: _Beside, state: EpochState) -> _Desired:
     withholds = (
         seen.lending.withholds_counters and desired.allocator is PoolAllocator.CONTROLLER and not loans
     )
-    # Where devices are lent, kube-scheduler serves extended resources with them.
-    conflicts = () if seen.lending.lends else extended_resource_conflicts(desired, seen.classes)
+    # Where devices are lent, or granted, kube-scheduler serves extended resources with them.
+    served = seen.lending.lends or seen.guarding.may_open
+    conflicts = () if served else extended_resource_conflicts(desired, seen.classes)
     desired = replace(
         desired,
         refusal=refusal,
@@ -249,14 +250,12 @@ def _desired(seen: Seen, beside: _Beside, state: EpochState) -> _Desired:
     return _Desired(desired, handover, effects, lent, again)
 
 
-def _wanted_kind(seen: Seen, desired: DesiredPool, *, ours: bool) -> PoolKind | None:
+def _wanted_kind(seen: Seen, *, ours: bool) -> PoolKind | None:
     """Return of which kind the pool has to be; None while that depends on what is not known yet."""
     guarding, taints, state = seen.guarding, seen.features.taints, seen.handover.state
     possible = guarding.gates is not False and guarding.policy is not False
-    # What is lent comes back to a pool with taints. Pods with extended resources kube-scheduler would try
-    # again and again, with devices that it cannot have.
+    # What is lent comes back to a pool with taints.
     possible = possible and not (seen.lending.loans or seen.inventory.status.publication.lent)
-    possible = possible and not extended_resource_conflicts(desired, seen.classes)
     known = guarding.gates is not None and guarding.policy is not None
     if ours and possible and not known and (state.open or not taints):
         return None

@@ -40,6 +40,11 @@ class Guarding:
     closed: bool = False
     problem: str = ""
 
+    @property
+    def may_open(self) -> bool:
+        """Whether the pool is open, or may become that: kube-scheduler allocates from it by grants."""
+        return self.gates is not False and self.policy is not False
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:

@@ -260,10 +260,11 @@ def test_devices_are_kept_for_the_controller_as_the_code_says(chart: Chart, valu
     )
     assert problem == ""
     assert binding["spec"]["paramRef"]["parameterNotFoundAction"] == "Allow"
-    kept = named(objects, "ConfigMap", names.GRANTS)
-    assert kept["metadata"]["namespace"] == "gpus"
-    # What the controller has written must survive an update of the release.
-    assert kept.keys() == {"apiVersion", "kind", "metadata"}
+    for name in (names.GRANTS, names.LENDING_STATUS):
+        kept = named(objects, "ConfigMap", name)
+        assert kept["metadata"]["namespace"] == "gpus"
+        # What the controller has written must survive an update of the release.
+        assert kept.keys() == {"apiVersion", "kind", "metadata"}
     (validation,) = policy["spec"]["validations"]
     assert "kubectl dra explain" in validation["messageExpression"]
     text = "".join(validation["messageExpression"].split())
@@ -280,7 +281,7 @@ def test_of_open_pools_the_controller_has_only_these_rights_and_only_as_the_lead
         for verb in rule["verbs"]
         if resource == "configmaps" or "admissionregistration.k8s.io" in rule["apiGroups"]
     ]
-    gate, grants = (names.GATE_POLICY,), (names.GRANTS,)
+    gate, grants, written = (names.GATE_POLICY,), (names.GRANTS,), (names.GRANTS, names.LENDING_STATUS)
     assert sorted(rights) == sorted(
         [
             ("mutatingadmissionpolicies", gate, "get"),
@@ -288,13 +289,13 @@ def test_of_open_pools_the_controller_has_only_these_rights_and_only_as_the_lead
             ("mutatingwebhookconfigurations", (OBJECT_NAME,), "get"),
             ("validatingadmissionpolicies", grants, "get"),
             ("validatingadmissionpolicybindings", grants, "get"),
-            ("configmaps", grants, "get"),
-            ("configmaps", grants, "patch"),
+            ("configmaps", written, "get"),
+            ("configmaps", written, "patch"),
         ]
     )
     fence = named(objects, "ValidatingAdmissionPolicy", f"{LEADER_POLICY}-grants")["spec"]
     (fenced,) = fence["matchConstraints"]["resourceRules"]
-    assert (fenced["resources"], fenced["resourceNames"]) == (["configmaps"], [names.GRANTS])
+    assert (fenced["resources"], fenced["resourceNames"]) == (["configmaps"], list(written))
     of_all = named(objects, "ValidatingAdmissionPolicy", LEADER_POLICY)["spec"]
     assert fence["validations"] == of_all["validations"]
 

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-import builders
 import controller_harness as harness
 import pytest
 import virtual_time
@@ -19,7 +18,7 @@ from dra_driver.api.meta import PoolName
 from dra_driver.api.names import GRANTS, SYSTEM_NAMESPACE, TRIAL_CLAIM
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES
 from dra_driver.api.own.policy import DEVICE_POLICIES
-from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
+from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.api.server.admission import VALIDATING_POLICIES, VALIDATING_POLICY_BINDINGS
 from dra_driver.ownership import PoolAllocator, PoolID
 
@@ -317,19 +316,13 @@ def test_without_taints_pools_are_open_or_kube_schedulers() -> None:
     run(cluster, scenario)
 
 
-@pytest.mark.parametrize("why", ["class", "note", "namespace"])
+@pytest.mark.parametrize("why", ["note", "namespace"])
 def test_a_pool_that_may_be_open_no_more_gets_its_taint(why: str) -> None:
     cluster = cluster_of("n1")
 
     async def scenario(h: Harness) -> None:
         await opened(h, cluster)
         match why:
-            case "class":
-                # Until there are grants for its pods, kube-scheduler would try them again and again.
-                body = builders.device_class(
-                    "ext", f'device.driver == "{DRIVER}"', extendedResourceName="a/b"
-                )
-                cluster.put(DEVICE_CLASSES, body)
             case "note":
                 lent = {"status": {"publication": {"lent": [{"unit": "gpu-0", "devices": ["gpu-0"]}]}}}
                 cluster.edit(DEVICE_INVENTORIES, f"n1.{DRIVER}", lent)

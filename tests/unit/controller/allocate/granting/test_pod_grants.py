@@ -21,7 +21,7 @@ from controller.allocate.state.assume_cache import AssumeCache
 from dra_driver.api import codec
 from dra_driver.api.core import PODS, Pod
 from dra_driver.api.meta import ObjectKey, PoolName, Uid
-from dra_driver.api.names import RECALLED_DEVICES
+from dra_driver.api.names import GRANTS
 from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES, AllocationResult, ResourceSlice
 from dra_driver.kube import Informer
 from dra_driver.ownership import PoolID, grant_key_of_pod
@@ -29,7 +29,7 @@ from dra_driver.publishing.grants import GrantState
 
 REFUSED = f'plugin "DynamicResources": add allocation and reservation to claim {NAMESPACE}/c: x'
 NO_PLACE = "0/1 nodes are available: 1 node(s) had volume node affinity conflict."
-POLICY = f"ValidatingAdmissionPolicy '{RECALLED_DEVICES}' denied request"
+POLICY = f"ValidatingAdmissionPolicy '{GRANTS}' denied request"
 
 
 def pool(node: str) -> PoolID:
