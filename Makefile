@@ -7,7 +7,7 @@ VENV_BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # More than there are processors where they are few, because tests of processes and sockets wait as long as they compute;
 # no more than that, because each collects all tests and starts servers of its own, about four seconds of a processor.
-JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 1 ? 6 : 2)))
+JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n > 1 ? 5 : 2)))
 
 # Container images like to set it. Each of the hundreds of processes that tests start would compile us again.
 unexport PYTHONDONTWRITEBYTECODE

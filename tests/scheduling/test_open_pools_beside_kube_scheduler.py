@@ -84,6 +84,7 @@ def test_the_controller_allocates_and_kube_scheduler_is_refused(kind: str) -> No
     run(kind, scenario)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_where_the_policy_goes_the_controller_stops_until_it_is_safe_again(kind: str) -> None:
     async def scenario(beside: Beside) -> None:
