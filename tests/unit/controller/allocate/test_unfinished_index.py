@@ -213,17 +213,28 @@ def test_a_pod_that_is_gone_has_nothing_prepared() -> None:
     assert not made.keep_up(question)
 
 
+def test_what_has_its_index_does_not_wait_for_that_of_another_question_of_its_namespace() -> None:
+    """One node that changed was enough: while another index was prepared, the pod waited as long."""
+    made = decisions()
+    until_known(lambda now: ask(made, now))
+    made._heavy.not_yet(NAMESPACE, "another question", 200.0)
+    unlike = builders.device("gpu-0", "41Gi", taints=[PROTECTED], attributes={"serial": "no other"})
+    slice_ = builders.resource_slice("n000", unlike, driver=DRIVER)
+    made.apply(ObjectSeen(codec.convert(ResourceSlice, slice_)))
+    assert isinstance(ask(made, 200.1).decision, Write)
+
+
 def test_a_namespace_has_one_question_at_a_time_prepare_an_index() -> None:
     work = SlowMachine(0.0)
     heavy = HeavyQuestions(work)
 
     def upkeep(namespace: str, now: float) -> bool:
-        budget = heavy.fast_budget(namespace, now)
-        try:
-            budget.keep_up(1)
-        except IndexUnfinished:
-            return False
-        return True
+        budget, since = heavy.fast_budget(namespace, now), work.time
+        with budget.keeping_up(), contextlib.suppress(IndexUnfinished):
+            while True:
+                budget.keep_up(1)
+                work.time += 0.000001
+        return work.time - since > 0.01
 
     assert upkeep("team-a", 10.0)
     heavy.not_yet("team-a", "q", 10.0)
