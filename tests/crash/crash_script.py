@@ -254,6 +254,11 @@ class Life:
         await self.kill()
         await self._revive()
 
+    async def renew(self) -> None:
+        """End the agent in order, if its plan does not kill it meanwhile, and start another one."""
+        await self.world.stop(self.agent, killed=self._planned)
+        await self.begin()
+
     async def finish(self) -> None:
         """End the agent in order; nothing is prepared any more, so nothing may be left."""
         # The plan of each agent that is left may kill it while it folds its journal.
@@ -296,8 +301,7 @@ async def play(
         await life.do(step)
     if any(plan.error for plan in plans):
         # What could not be removed while the disk refused is removed at the next start.
-        await world.stop(life.agent)
-        await life.begin()
+        await life.renew()
     await life.finish()
 
 
