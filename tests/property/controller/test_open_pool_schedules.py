@@ -214,7 +214,7 @@ def test_while_the_policy_is_there_no_device_is_in_two_claims(seed: int) -> None
 
 
 @pytest.mark.long
-@settings(max_examples=examples(120), deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(seed=st.integers(0, 10**9))
 def test_wherever_the_policy_goes_no_device_is_in_two_claims_that_it_would_have_kept_apart(seed: int) -> None:
     run(seed, policy=True)
