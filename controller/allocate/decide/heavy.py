@@ -116,7 +116,7 @@ class HeavyQuestions:
         halvings = sum(now - at < _HALVED_SECONDS for at in self._given_up)
         paused = now - self._upkept.get(namespace, -math.inf) < _UPKEEP_PAUSE
         lacking = sum(now - at < _UPKEEP_HALVED_SECONDS for at in self._lacking)
-        # Never none: what needs a node or two, which have changed, must not wait for the indexes of others.
+        # It is never zero: a question whose index lacks a node or two must not wait for other indexes.
         upkeep = UPKEEP_SECONDS / (1 << (_MOST_UPKEEP_HALVINGS if paused else lacking))
         return self.budget(FAST_SECONDS / (1 << halvings), upkeep=upkeep)
 

@@ -10,14 +10,13 @@ from controller.allocate.lending.lender import Lender
 from controller.allocate.lending.limits import CounterPools, LoanLimits
 from controller.allocate.lending.loan import Ending
 from controller.allocate.lending.pods import MOST_PODS, PodLoans, wants_loan
-from controller.allocate.lending.port import Grants, Loans
+from controller.allocate.lending.port import Loans
 from controller.allocate.lending.shares import SettledShares
 
 __all__ = [
     "MOST_PODS",
     "CounterPools",
     "Ending",
-    "Grants",
     "Lender",
     "LoanLimits",
     "Loans",
