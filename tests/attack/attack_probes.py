@@ -1,15 +1,19 @@
 """What looks at the controllers from outside.
 
-Each look has a thread: a busy event loop of the suite must not show as an answer that is late.
+Each look has a thread, and each question a process that asks it and takes its time: neither a busy event
+loop of the suite nor the interpreter's lock, which an attack may hold for long, must show as a late answer.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import json
+import os
 import signal
 import ssl
+import subprocess
 import sys
 import threading
 import time
@@ -27,6 +31,7 @@ _REVIEW_SECONDS = 0.5
 _MEMORY_SECONDS = 0.5
 _SERVER_SECONDS = 0.1
 _GIVE_UP = 10.0
+_READING_SECONDS = 0.02
 _MIB = 1 << 10  # of kB
 
 _SLEEPER = """
@@ -83,6 +88,55 @@ def _answered(connection: http.client.HTTPConnection, method: str, path: str) ->
         connection.close()
 
 
+def _serve_questions() -> None:
+    """Ask what each line of the input says, and print ``[seconds, problem]``; null if nobody listens."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    for line in sys.stdin:
+        port, method, path = json.loads(line)
+        connection = (
+            http.client.HTTPSConnection("127.0.0.1", port, timeout=_GIVE_UP, context=context)
+            if method == "POST"
+            else http.client.HTTPConnection("127.0.0.1", port, timeout=_GIVE_UP)
+        )
+        started = time.monotonic()
+        try:
+            problem = _answered(connection, method, path)
+            answer: object = [time.monotonic() - started, problem]
+        except ConnectionRefusedError:
+            answer = None
+        print(json.dumps(answer), flush=True)
+
+
+class _Asker:
+    """A process that asks one question at a time."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", "import attack_probes; attack_probes._serve_questions()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parent,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+
+    def ask(self, port: int, method: str, path: str) -> tuple[float, str] | None:
+        """Return the seconds until the answer and what was wrong with it; None if nobody listens."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([port, method, path]) + "\n")
+        self._process.stdin.flush()
+        answer = json.loads(self._process.stdout.readline())
+        return None if answer is None else (answer[0], answer[1])
+
+    def end(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+
+
 class Watchers:
     """Probes, reviews and memory, from ``begin`` on.
 
@@ -99,9 +153,7 @@ class Watchers:
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._asked: dict[tuple[int, str], float] = {}
-        self._context = ssl.create_default_context()
-        self._context.check_hostname = False
-        self._context.verify_mode = ssl.CERT_NONE
+        self._askers: list[_Asker] = []
         self.begin()
 
     def begin(self) -> None:
@@ -118,11 +170,11 @@ class Watchers:
         """Start the threads."""
         jobs: list[tuple[Callable[[], None], float]] = [
             (self._look_at_memory, _MEMORY_SECONDS),
-            (self._ask_the_server, _SERVER_SECONDS),
+            (functools.partial(self._ask_the_server, self._asker()), _SERVER_SECONDS),
         ]
         for replica in self._controllers.replicas:
-            jobs.append((lambda r=replica: self._probe(r), _PROBE_SECONDS))  # type: ignore[misc]
-            jobs.append((lambda r=replica: self._review(r), _REVIEW_SECONDS))  # type: ignore[misc]
+            jobs.append((functools.partial(self._probe, self._asker(), replica), _PROBE_SECONDS))
+            jobs.append((functools.partial(self._review, self._asker(), replica), _REVIEW_SECONDS))
         for job, pause in jobs:
             thread = threading.Thread(target=self._repeat, args=(job, pause), daemon=True)
             thread.start()
@@ -140,10 +192,16 @@ class Watchers:
             await sleeper.wait()
 
     def stop(self) -> None:
-        """End the threads."""
+        """End the threads and their processes."""
         self._stop.set()
         for thread in self._threads:
             thread.join(_GIVE_UP + 5)
+        for asker in self._askers:
+            asker.end()
+
+    def _asker(self) -> _Asker:
+        self._askers.append(_Asker())
+        return self._askers[-1]
 
     def _repeat(self, job: Callable[[], None], pause: float) -> None:
         while not self._stop.wait(pause):
@@ -151,6 +209,7 @@ class Watchers:
 
     def longest(self) -> tuple[float | None, float | None]:
         """Return the longest answers to a probe and to a review, those that are still waited for included."""
+        time.sleep(_READING_SECONDS)  # so that the threads read what has been answered
         with self._lock:
             found = {"GET": self._probe_seconds, "POST": self._review_seconds}
             for (number, method), started in list(self._asked.items()):
@@ -158,24 +217,18 @@ class Watchers:
                     found[method] = max(found[method] or 0.0, time.monotonic() - started)
         return found["GET"], found["POST"]
 
-    def _probe(self, replica: Replica) -> None:
+    def _probe(self, asker: _Asker, replica: Replica) -> None:
         for path in ("/healthz", "/readyz"):
-            connection = http.client.HTTPConnection("127.0.0.1", replica.health, timeout=_GIVE_UP)
-            if (seconds := self._ask(replica, connection, "GET", path)) is not None:
+            if (seconds := self._ask(asker, replica, replica.health, "GET", path)) is not None:
                 with self._lock:
                     self._probe_seconds = max(self._probe_seconds or 0.0, seconds)
 
-    def _review(self, replica: Replica) -> None:
-        connection = http.client.HTTPSConnection(
-            "127.0.0.1", replica.webhook, timeout=_GIVE_UP, context=self._context
-        )
-        if (seconds := self._ask(replica, connection, "POST", "/validate")) is not None:
+    def _review(self, asker: _Asker, replica: Replica) -> None:
+        if (seconds := self._ask(asker, replica, replica.webhook, "POST", "/validate")) is not None:
             with self._lock:
                 self._review_seconds = max(self._review_seconds or 0.0, seconds)
 
-    def _ask(
-        self, replica: Replica, connection: http.client.HTTPConnection, method: str, path: str
-    ) -> float | None:
+    def _ask(self, asker: _Asker, replica: Replica, port: int, method: str, path: str) -> float | None:
         """Return the seconds until the answer; None if it does not count.
 
         That is the case for a process that an attack has stopped, that is not there or has just begun (its
@@ -186,14 +239,12 @@ class Watchers:
             return None
         self._asked[replica.number, method] = started
         try:
-            problem = _answered(connection, method, path)
-        except ConnectionRefusedError:
-            return None
+            answer = asker.ask(port, method, path)
         finally:
-            seconds = time.monotonic() - started
             self._asked.pop((replica.number, method), None)
-        if replica.excused or (process, began) != (replica.pid, replica.began):
+        if answer is None or replica.excused or (process, began) != (replica.pid, replica.began):
             return None
+        seconds, problem = answer
         with self._lock:
             if started < self._since:
                 return None
@@ -201,14 +252,12 @@ class Watchers:
                 self.failures.append(f"{path} of replica {replica.number}: {problem}")
         return _GIVE_UP if problem else seconds
 
-    def _ask_the_server(self) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self._controllers.api.port, timeout=_GIVE_UP)
+    def _ask_the_server(self, asker: _Asker) -> None:
         started = time.monotonic()
-        with contextlib.suppress(ConnectionRefusedError):
-            _answered(connection, "GET", "/api/v1/namespaces/default")
+        answer = asker.ask(self._controllers.api.port, "GET", "/api/v1/namespaces/default")
         with self._lock:
-            if started >= self._since:
-                self.server = max(self.server, time.monotonic() - started)
+            if answer is not None and started >= self._since:
+                self.server = max(self.server, answer[0])
 
     def _look_at_memory(self) -> None:
         whole = sum(map(pss, self._controllers.pids())) / _MIB
