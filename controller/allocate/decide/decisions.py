@@ -289,7 +289,8 @@ class Decisions:
         if pod is None or isinstance(group, GroupProblem):
             return False
         # Of the question itself only as much is worked out as leads to the index.
-        budget = self._heavy.budget(UPKEEP_SECONDS, upkeep=UPKEEP_SECONDS)
+        namespace = question.pod.key.namespace
+        budget = self._heavy.budget(UPKEEP_SECONDS, upkeep=UPKEEP_SECONDS, namespace=namespace)
         return isinstance(self._look(pod, group, budget, question)[0], NotYet)
 
     def _look(
@@ -384,11 +385,12 @@ class Decisions:
         return pod if pod is not None and pod.metadata.uid == pod_id.uid else None
 
     def _budget(self, question: PodQuestion, pod: Pod, group: Gang | None) -> Budget:
+        namespace = question.pod.key.namespace
         if question.lane is Lane.FAST:
-            return self._heavy.fast_budget(question.pod.key.namespace, question.now)
+            return self._heavy.fast_budget(namespace, question.now)
         settings = self._settings
         seconds = settings.decision_seconds if group is None else settings.group_decision_seconds
-        return self._heavy.slow_budget(self._memory.key(pod, group), seconds)
+        return self._heavy.slow_budget(namespace, self._memory.key(pod, group), seconds)
 
     def _complete(self, answer: PodAnswer, pod: Pod, now: float) -> PodAnswer:
         uids = {

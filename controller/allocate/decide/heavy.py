@@ -11,7 +11,8 @@ pods of others:
 * What an index of all nodes takes is not held against the pod that needs it first (``IndexUnfinished``). In
   the fast lane a question builds for a short time, and for none if its namespace has just had another one do
   so. Each question that lacked its index halves that time for the next ones, whoever asks; a second later it
-  has that back. The worker builds on between questions.
+  has that back. The worker builds on between questions, for each namespace in turn: an index that takes
+  long does not keep another namespace from having its own.
 * A pod that was refused is not looked at again, whatever changes, for 20 times as long as the refusal took.
   Ordinary ones take less than a millisecond and wait for nothing. Where the decision was given up, the pause
   doubles each time.
@@ -118,24 +119,26 @@ class HeavyQuestions:
         lacking = sum(now - at < _UPKEEP_HALVED_SECONDS for at in self._lacking)
         # It is never zero: a question whose index lacks a node or two must not wait for other indexes.
         upkeep = UPKEEP_SECONDS / (1 << (_MOST_UPKEEP_HALVINGS if paused else lacking))
-        return self.budget(FAST_SECONDS / (1 << halvings), upkeep=upkeep)
+        return self.budget(FAST_SECONDS / (1 << halvings), upkeep=upkeep, namespace=namespace)
 
-    def slow_budget(self, question: Hashable, seconds: float) -> Budget:
-        """Return what a decision in the slow lane may cost."""
+    def slow_budget(self, namespace: str, question: Hashable, seconds: float) -> Budget:
+        """Return what a decision in the slow lane may cost, for a pod of a namespace."""
         # The fast lane may not come as far as what lacks an index. Then it is built for this one answer.
         unfinished = self.is_unfinished(question)
-        return self.budget(seconds, upkeep=seconds if unfinished else _SLOW_UPKEEP_SECONDS)
+        upkeep = seconds if unfinished else _SLOW_UPKEEP_SECONDS
+        return self.budget(seconds, upkeep=upkeep, namespace=namespace)
 
-    def budget(self, seconds: float, *, upkeep: float = math.inf) -> Budget:
+    def budget(self, seconds: float, *, upkeep: float = math.inf, namespace: str = "") -> Budget:
         """Return a budget of so much CPU time, and of steps that take about as long.
 
         Args:
             seconds: of CPU time.
             upkeep: seconds of CPU time for upkeep (``Budget``).
+            namespace: for whose pods the upkeep is; "" is the controller itself.
         """
         # As many for each node as ever: what does not fit there within these is not tried again.
         steps = int(Budget().steps * seconds / _WHOLE_SECONDS)
-        return Budget(steps, seconds=seconds, clock=self._work, upkeep_seconds=upkeep)
+        return Budget(steps, seconds=seconds, clock=self._work, upkeep_seconds=upkeep, owner=namespace)
 
     def is_hard(self, namespace: str, question: Hashable, now: float) -> bool:
         """Return whether the question belongs into the slow lane, by what is known of it or its namespace."""

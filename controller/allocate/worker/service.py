@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import time
 import traceback
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
@@ -53,6 +54,8 @@ _TIDY_SECONDS: Final = 300.0
 _FAILED_PAUSE_SECONDS: Final = 60.0
 # While there are messages, an index is prepared for a quarter of the time.
 _UPKEEP_SHARE: Final = 4
+# Namespaces that have an index prepared; any others have theirs by what their questions do.
+_MOST_UNFINISHED: Final = 1_000
 
 
 class Service:
@@ -79,8 +82,9 @@ class Service:
         # Answers with allocations so far.
         self._answers = 0
         self._tidied = time.monotonic()
-        # The last question whose index is being prepared, and when more of that is to be done.
-        self._unfinished: PodQuestion | None = None
+        # The last question of each namespace whose index is being prepared, the next one first, and when more
+        # of that is to be done.
+        self._unfinished: OrderedDict[str, PodQuestion] = OrderedDict()
         self._upkeep_due = 0.0
         self.slow: SlowLane | None = None
         self.shapes: ShapeLane | None = None
@@ -138,23 +142,25 @@ class Service:
     @property
     def is_preparing(self) -> bool:
         """Whether an index is being prepared, which is to go on while there is nothing else to do."""
-        return self._unfinished is not None
+        return bool(self._unfinished)
 
     @property
     def upkeep_is_due(self) -> bool:
         """Whether that is to go on although there are messages."""
-        return self._unfinished is not None and time.monotonic() >= self._upkeep_due
+        return bool(self._unfinished) and time.monotonic() >= self._upkeep_due
 
     def keep_up(self) -> None:
-        """Go on preparing the index of a question that had no answer yet.
+        """Go on preparing the index of a question that had no answer yet, of each namespace in turn.
 
-        It may be any one: an index is built at a time, and each is finished before the next one.
+        It may be that of another question: an index is built at a time for a namespace, and each is finished
+        before its next one.
         """
         assert self._decisions is not None
         assert self._start is not None
-        began, question = time.monotonic(), self._unfinished
-        if question is None:
+        if not self._unfinished:
             return
+        began = time.monotonic()
+        namespace, question = self._unfinished.popitem(last=False)
         try:
             self._decisions.refresh()
             with limits.memory(self._start.memory):
@@ -165,8 +171,8 @@ class Service:
             # The question will be asked again, and its answer says what is wrong.
             traceback.print_exc()
             more = False
-        if not more:
-            self._unfinished = None
+        if more:
+            self._unfinished[namespace] = question
         now = time.monotonic()
         self._upkeep_due = now + (_UPKEEP_SHARE - 1) * (now - began)
 
@@ -226,7 +232,9 @@ class Service:
         assert self._decisions is not None
         if isinstance(answer.decision, NotYet):
             # Its index is prepared further between questions.
-            self._unfinished = question
+            self._unfinished[question.pod.key.namespace] = question
+            if len(self._unfinished) > _MOST_UNFINISHED:
+                self._unfinished.popitem()
         body = packed_answer(answer, *state, slow=slow)
         if len(body) > LARGEST_ANSWER:
             refusal = self._decisions.stopped(question, ANSWER_LIMIT, answer.seconds)

@@ -3,8 +3,9 @@
 Everything here is a cache: it makes answers cheap and changes none. Its size is bounded, in bytes.
 
 To build an index takes time for every node, which the question that needs it first does not pay for
-(``Budget.keep_up``). Anyone can ask for another index, so one is built at a time: a question that needs a
-further one goes on with that first. What devices have bounds how many indexes of attributes there can be;
+(``Budget.keep_up``). Anyone can ask for another index, so one is built at a time for each owner
+(``Budget.owner``), and few altogether: a question that needs a further one goes on with that first. What
+devices have bounds how many indexes of attributes there can be;
 attributes that no device has need none.
 """
 
@@ -20,6 +21,7 @@ from typing import Final
 from dra_driver.api import codec, names
 from dra_driver.api.resource import ResourceClaim
 from dra_driver.caches import BoundedCache
+from dra_driver.structured.index.building import Building, Buildings, Use
 from dra_driver.structured.index.columns import Column, Columns
 from dra_driver.structured.index.demand import derived_columns
 from dra_driver.structured.index.equivalence import FleetIndex, NodeClass
@@ -34,9 +36,6 @@ from dra_driver.structured.model.snapshot import Snapshot
 from dra_driver.structured.model.types import DEFAULT_POLICY, PoolPolicies, PoolPolicy
 
 __all__ = ["Bounds", "Fleet"]
-
-# How pools are used: all in one way, or by the policies of this origin (a number).
-_Use = PoolPolicy | int
 
 # Besides: each change of the cluster costs work for each index.
 _MAX_INDEXES: Final = 16
@@ -53,7 +52,7 @@ _PER_BYTE: Final = 6
 _MAX_ABSENT: Final = 4096
 # Request classes that are not in order yet, which do not make room for others: else those of a large fleet,
 # asked for in turns, would begin anew each time.
-_MAX_UNFINISHED: Final = 4
+_MAX_UNFINISHED: Final = 8
 # Policies that are asked about in turns, such as those of our pools and those of all pools.
 _MAX_ORIGINS: Final = 2
 # An attribute with more values than this (a serial number) splits nodes into classes of one; the results of
@@ -88,18 +87,14 @@ class Fleet:
     def __init__(self, bounds: Bounds | None = None) -> None:
         self._bounds = bounds = bounds or Bounds()
         self._columns = Columns()
-        self._indexes: OrderedDict[tuple[frozenset[Column], _Use], FleetIndex] = OrderedDict()
+        self._indexes: OrderedDict[tuple[frozenset[Column], Use], FleetIndex] = OrderedDict()
         self._request_classes: BoundedCache[Hashable, _Known] = BoundedCache(bounds.request_classes)
         self._shared: SharedSolutions = BoundedCache(bounds.solutions)
         # Those that are not in order yet; the most recently used last.
         self._unfinished: OrderedDict[Hashable, _Known] = OrderedDict()
         # The request class of the last question, whose weight has grown since it was put into the cache.
         self._grown: Hashable = None
-        # The index that is being built; where it is to replace another one, that one, and what is built
-        # instead if that does not go well.
-        self._building: FleetIndex | None = None
-        self._replaces: FleetIndex | None = None
-        self._instead: tuple[frozenset[Column], _Use] | None = None
+        self._building = Buildings()
         # Attributes whose number of different values in the fleet is known, and the nodes that are left to
         # look at for those of which it is not.
         self._counted: set[Column] = set()
@@ -185,12 +180,16 @@ class Fleet:
     def _indexed(self) -> int:
         return self._columns.weight + sum(index.weight for index in self._indexes.values())
 
+    @property
+    def _is_full(self) -> bool:
+        return self._indexed > self._bounds.indexes + self._columns.least
+
     def _make_room(self) -> None:
         most = self._bounds.indexes + self._columns.least
         if self._indexed <= most:
             return
         self._keep_columns()
-        while self._indexed > most * 3 // 4 and len(self._indexes) > 1 + (self._building is not None):
+        while self._indexed > most * 3 // 4 and len(self._indexes) > 1 + len(self._building):
             self._drop_oldest(with_expressions=0)
         # One projection alone may be larger than that: it would be built anew for each question, or never be
         # whole. Otherwise the columns are full of what is no longer there.
@@ -199,7 +198,7 @@ class Fleet:
             self._forget_request_classes()
             self._counted.clear()
             self._to_count.clear()
-            self._building = self._replaces = None
+            self._building.clear()
             self._columns = Columns()
 
     def _drop_oldest(self, with_expressions: int) -> None:
@@ -207,7 +206,7 @@ class Fleet:
 
         Anyone can ask for as many expressions as there is room for indexes.
         """
-        finished = [key for key, index in self._indexes.items() if index is not self._building]
+        finished = [key for key, index in self._indexes.items() if self._building.owner(index) is None]
         of_expressions = [key for key in finished if _has_expressions(key[0])]
         key = of_expressions[0] if len(of_expressions) > with_expressions else finished[0]
         self._drop_request_classes(self._indexes.pop(key))
@@ -279,7 +278,7 @@ class Fleet:
         self,
         snapshot: Snapshot,
         plans: Sequence[ClaimPlan],
-        use: _Use,
+        use: Use,
         policies: PoolPolicies | None,
         budget: Budget,
     ) -> FleetIndex:
@@ -290,23 +289,23 @@ class Fleet:
         needed = self._needed(snapshot, plans, budget)
         if (known := self._suitable(needed, use)) is not None:
             return known
-        while self._building is not None:
-            # Possibly of others: that there is one at a time bounds what is kept, and each of them ends.
-            self._go_on(snapshot, policies, budget)
+        while (owner := self._building.in_the_way(budget.owner, full=self._is_full)) is not None:
+            # Possibly of others: that there are few at a time bounds what is kept, and each of them ends.
+            self._go_on(owner, snapshot, policies, budget)
             if (known := self._suitable(needed, use)) is not None:
                 return known
         for (columns, of), index in reversed(self._indexes.items()):
             # Only attributes are merged: claims must not pay for the evaluation of other claims' expressions.
-            if _has_expressions(needed | columns):
+            if _has_expressions(needed | columns) or self._building.owner(index) is not None:
                 continue
             if of == use and index.layouts <= _MAX_LAYOUTS and len(needed | columns) <= _MAX_COLUMNS:
-                self._begin(needed | columns, use, replaces=index)
-                self._instead = needed, use
-                self._go_on(snapshot, policies, budget)
-                return self._indexes.get((needed | columns, use)) or self._indexes[needed, use]
-        return self._begin(needed, use)
+                extended = self._begin(budget.owner, needed | columns, use, index, instead=(needed, use))
+                # Another owner may have begun the same one.
+                self._go_on(self._building.owner(extended), snapshot, policies, budget)
+                return self._suitable(needed, use) or self._begin(budget.owner, needed, use)
+        return self._begin(budget.owner, needed, use)
 
-    def _suitable(self, needed: frozenset[Column], use: _Use) -> FleetIndex | None:
+    def _suitable(self, needed: frozenset[Column], use: Use) -> FleetIndex | None:
         """Return an index that shows some columns, one that is whole if possible; None if there is none.
 
         One that may replace another is not known to be good before it is whole.
@@ -317,59 +316,75 @@ class Fleet:
             # Claims must not pay for the evaluation of other claims' expressions.
             if key[1] == use and needed <= key[0] and not _has_expressions(key[0] - needed)
         ]
-        whole = [(key, index) for key, index in found if index is not self._building]
-        for key, index in whole or (found if self._replaces is None else []):
-            self._indexes.move_to_end(key)
-            return index
+        for key, index in sorted(found, key=lambda item: self._building.owner(item[1]) is not None):
+            if not self._building.replacing(index):
+                self._indexes.move_to_end(key)
+                return index
         return None
 
-    def _begin(self, columns: frozenset[Column], use: _Use, replaces: FleetIndex | None = None) -> FleetIndex:
-        """Begin to build an index, in place of the one used least recently if there are too many.
+    def _begin(
+        self,
+        owner: Hashable,
+        columns: frozenset[Column],
+        use: Use,
+        replaces: FleetIndex | None = None,
+        instead: tuple[frozenset[Column], Use] | None = None,
+    ) -> FleetIndex:
+        """Begin to build an index, in place of the one used least recently if there are too many; return it.
+
+        One that is there already is not begun anew.
 
         Args:
+            owner: for whom.
             columns: that it shows.
             use: how pools are used.
             replaces: dropped when the new one is whole, unless that has too many layouts.
+            instead: columns and use of the index that is begun where the new one has too many layouts.
         """
+        if (there := self._indexes.get((columns, use))) is not None:
+            return there
         default = use if isinstance(use, PoolPolicy) else None
         index = FleetIndex(self._columns, columns, default, self._bounds.evaluation_steps)
-        self._building, self._replaces = index, replaces
+        self._building.begin(owner, Building(index, replaces, instead))
         self._indexes[columns, use] = index
         if len(self._indexes) > _MAX_INDEXES:
             self._drop_oldest(with_expressions=_MAX_INDEXES // 2)
         return index
 
-    def _go_on(self, snapshot: Snapshot, policies: PoolPolicies | None, budget: Budget) -> None:
-        """Go on building; what was classified stays, so each question gets further."""
-        index = self._building
-        assert index is not None
+    def _go_on(
+        self, owner: Hashable, snapshot: Snapshot, policies: PoolPolicies | None, budget: Budget
+    ) -> None:
+        """Go on building for an owner; what was classified stays, so each question gets further."""
+        building = self._building.of(owner)
+        index = building.index
         key = self._key(index)
-        most = _MAX_LAYOUTS if self._replaces is not None else None
+        most = _MAX_LAYOUTS if building.replaces is not None else None
         own = policies is None or self._origins.get(policies.origin) == key[1]
         try:
             index.follow(snapshot, budget, policies if own else None, most_layouts=most)
         except SelectorsTooExpensive:
             # It is kept, and refuses all that ask for it; it is not theirs that ask now.
-            self._building = None
+            self._building.end(owner)
             return
-        replaced, self._replaces, self._building = self._replaces, None, None
-        if replaced is None:
+        self._building.end(owner)
+        if building.replaces is None:
             return
-        worse = index if index.layouts > _MAX_LAYOUTS else replaced
+        worse = index if index.layouts > _MAX_LAYOUTS else building.replaces
         for key in [k for k, i in self._indexes.items() if i is worse]:
             del self._indexes[key]
             self._drop_request_classes(worse)
-        if worse is index and self._instead is not None:
+        if worse is index and building.instead is not None:
             # At once: the next question would try to extend the other one again.
-            self._begin(*self._instead)
+            self._begin(owner, *building.instead)
 
-    def _key(self, index: FleetIndex) -> tuple[frozenset[Column], _Use]:
+    def _key(self, index: FleetIndex) -> tuple[frozenset[Column], Use]:
         return next(key for key, kept in self._indexes.items() if kept is index)
 
     def _is_built(self, index: FleetIndex) -> None:
         """Note that an index needs no more work."""
-        if index is self._building and self._replaces is None:
-            self._building = None
+        owner = self._building.owner(index)
+        if owner is not None and not self._building.replacing(index):
+            self._building.end(owner)
 
     def _forget_request_classes(self) -> None:
         self._request_classes.clear()

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Final
 
 __all__ = [
@@ -81,6 +81,7 @@ class Budget:
             answer.
         upkeep_steps: limit for upkeep. A question that may do any does some at least.
         upkeep_seconds: likewise by ``clock``.
+        owner: what upkeep is done for, such as a namespace; that of one owner never waits for that of others.
 
     Attributes:
         cut: whether a search ended earlier than it would have with the whole budget for itself.
@@ -100,6 +101,7 @@ class Budget:
         "_upkept",
         "cut",
         "left",
+        "owner",
         "per_node",
         "steps",
         "upkeep",
@@ -114,11 +116,13 @@ class Budget:
         clock: Callable[[], float] | None = None,
         upkeep_steps: int = sys.maxsize,
         upkeep_seconds: float = math.inf,
+        owner: Hashable = "",
     ) -> None:
         self.steps = steps
         self.left = steps
         self.per_node = per_node
         self.cut = False
+        self.owner = owner
         self._reserve = steps // _RESERVED
         self._clock = clock
         self._started = clock() if clock is not None else 0.0
@@ -221,6 +225,7 @@ class Budget:
             clock=self._clock,
             upkeep_steps=max(0, self._upkeep_steps - self.upkeep),
             upkeep_seconds=max(0.0, self._upkeep_seconds - self._upkept),
+            owner=self.owner,
         )
 
     def _read_clock(self) -> None:

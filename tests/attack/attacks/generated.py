@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import attack_objects as objects
 from attack_api import Manifest
+from attack_judgement import BARS
 from attack_objects import DRIVER, NUMA, RACK, UUID, exactly, one, selected
 from attack_world import TENANT, AttackedCluster, attack
 from hypothesis import HealthCheck, Phase, given, seed, settings, target
@@ -18,6 +20,7 @@ from dra_driver import cel
 T = TypeVar("T")
 
 _SELECTORS, _CLAIMS, _EXAMPLES = 40, 30, 400
+_NEWCOMERS, _NEW_KINDS = "newcomers", 5
 
 _letters = st.text("abG-09.", min_size=0, max_size=6)
 _numbers = st.integers(0, 60).map(str)
@@ -193,6 +196,29 @@ async def generated_selectors(world: AttackedCluster) -> None:
 async def more_generated_selectors(world: AttackedCluster) -> None:
     """Draw selectors from another seed."""
     await _selectors(world, world.seed + 1_000_003)
+
+
+@attack
+async def generated_selectors_before_a_new_kind(world: AttackedCluster) -> None:
+    """Draw selectors, while pods of another namespace ask for what no pod has asked for before."""
+    await world.namespace(_NEWCOMERS)
+    await _selectors(world, world.seed + 2_000_003)
+    since: dict[str, float] = {}
+    try:
+        async for number in world.ticks(2.0):
+            if number < _NEW_KINDS:
+                name, kind = f"new-{number}", selected(f"{UUID}.endsWith('-{number}')")
+                await world.create(one(name, _NEWCOMERS, kind))
+                since[name] = time.monotonic()
+            for name in list(since):
+                path = f"/apis/resource.k8s.io/v1/namespaces/{_NEWCOMERS}/resourceclaims/{name}"
+                _, claim = await world.api.call("GET", path)
+                if claim.get("status", {}).get("allocation"):
+                    del since[name]
+    finally:
+        for name, started in since.items():
+            if (waited := time.monotonic() - started) > BARS.worst:
+                world.problems.append(f"{name} has waited for {waited:.1f} s")
 
 
 @attack

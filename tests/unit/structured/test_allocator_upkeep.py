@@ -165,6 +165,68 @@ def test_one_index_is_built_at_a_time_and_each_is_finished() -> None:
     assert isinstance(list(in_pieces(cluster, KINDS["a serial number"][1]))[-1], Allocated)
 
 
+def asked_by(owner: str, cluster: Snapshot, suffix: str, upkeep: int) -> Outcome:
+    """Ask for a device by the end of its serial number, which needs an index of its own."""
+    wanted = claim(f"c-{suffix}", selected(f'{OF}.uuid.endsWith("{suffix}")'))
+    return allocate(cluster, [wanted], budget=Budget(upkeep_steps=upkeep, owner=owner))
+
+
+def test_the_index_of_one_owner_does_not_wait_for_those_of_others() -> None:
+    """Before, whoever asked for a new kind of device waited for all indexes that a tenant had begun."""
+    cluster = whole_gpus()
+    kept, pieces = cluster.memory.of(Fleet), 0
+    for i in range(1_000):
+        for tenant in range(3):
+            with contextlib.suppress(IndexUnfinished):
+                asked_by(f"tenant-{tenant}", cluster, f"{i}-0", 20)
+        assert len(kept._building) <= 4
+        pieces += 1
+        with contextlib.suppress(IndexUnfinished):
+            assert isinstance(asked_by("honest", cluster, "7-1", 20), Allocated)
+            break
+    # As many as it takes alone.
+    alone = whole_gpus()
+    wanted = claim("c", selected(f'{OF}.uuid.endsWith("7-1")'))
+    assert pieces <= 1 + sum(1 for _ in in_pieces(alone, wanted, upkeep=20))
+
+
+def test_few_indexes_are_built_at_the_same_time() -> None:
+    cluster = whole_gpus()
+    kept = cluster.memory.of(Fleet)
+    for i in range(40):
+        with pytest.raises(IndexUnfinished):
+            asked_by(f"tenant-{i}", cluster, f"{i}-0", 5)
+    assert len(kept._building) == 8
+    # And one at a time where there is no room.
+    cluster = whole_gpus()
+    kept = cluster.memory.of(Fleet)
+    kept._bounds = Bounds(indexes=-(1 << 20))
+    for i in range(40):
+        with pytest.raises(IndexUnfinished):
+            asked_by(f"tenant-{i}", cluster, f"{i}-0", 5)
+    assert len(kept._building) == 1
+
+
+def test_owners_that_need_the_same_index_build_it_together() -> None:
+    cluster = whole_gpus()
+    assert isinstance(list(in_pieces(cluster, LARGE))[-1], Allocated)  # one to be extended
+    wanted = {
+        f"t{i}": claim(f"c{i}", selected(f'{OF}.{name} != "x"')) for i, name in enumerate(("rack", "zone"))
+    }
+    wanted["t2"] = wanted["t0"]
+    left = dict(wanted)
+    for _ in range(1_000):
+        for owner, one in list(left.items()):
+            with contextlib.suppress(IndexUnfinished):
+                found = allocate(cluster, [one], budget=Budget(upkeep_steps=20, owner=owner))
+                assert isinstance(found, Allocated)
+                del left[owner]
+    assert not left
+    assert not cluster.memory.of(Fleet)._building
+    for one in wanted.values():
+        assert allocate(cluster, [one]) == allocate(whole_gpus(), [one])
+
+
 def test_an_index_that_is_being_built_does_not_make_room_for_others() -> None:
     cluster, wanted = whole_gpus(), KINDS["a serial number"][1]
     rules: PersistentMap[PoolID, PoolPolicy] = PersistentMap(
@@ -175,13 +237,13 @@ def test_an_index_that_is_being_built_does_not_make_room_for_others() -> None:
             allocate(cluster, [claim(name, selected(f'{OF}.{name} != "x"'))], pools=pools)
     kept = cluster.memory.of(Fleet)
     pieces = in_pieces(cluster, wanted)
-    while kept._building is None:
+    while not kept._building:
         next(pieces)
     assert len(kept._indexes) == 3
     # From now on there is no room for any.
     kept._bounds = Bounds(indexes=-(1 << 20))
     for _ in pieces:
-        assert kept._building in (None, *kept._indexes.values())
+        assert sum(kept._building.owner(index) is not None for index in kept._indexes.values()) <= 1
     assert len(kept._indexes) < 3
     assert isinstance(allocate(cluster, [wanted]), Allocated)
 
@@ -190,7 +252,7 @@ def test_other_claims_are_answered_while_an_index_is_being_built() -> None:
     cluster = whole_gpus()
     building = 0
     for _ in in_pieces(cluster, KINDS["a serial number"][1]):
-        building += cluster.memory.of(Fleet)._building is not None
+        building += len(cluster.memory.of(Fleet)._building)
         found = allocate(cluster, [claim("any", exactly())], budget=Budget(upkeep_steps=20))
         assert isinstance(found, Allocated)
     assert building > 3

@@ -200,9 +200,9 @@ def test_a_question_that_is_too_hard_to_come_as_far_as_its_index_is_answered_in_
                 work.time += 0.01
         return work.time - since
 
-    assert upkeep_of(heavy.slow_budget("q", 2.0)) == pytest.approx(0.5, abs=0.05)
+    assert upkeep_of(heavy.slow_budget("team-a", "q", 2.0)) == pytest.approx(0.5, abs=0.05)
     heavy.not_yet("team-a", "q", 1.0)
-    assert upkeep_of(heavy.slow_budget("q", 2.0)) == pytest.approx(2.0, abs=0.05)
+    assert upkeep_of(heavy.slow_budget("team-a", "q", 2.0)) == pytest.approx(2.0, abs=0.05)
 
 
 def test_a_pod_that_is_gone_has_nothing_prepared() -> None:
@@ -308,8 +308,8 @@ class Worker:
         self._version += 1
         self._handle(frame_of_change(self._version, change))
 
-    def ask(self) -> Answer:
-        question = PodQuestion(ASKED, 1000.0)
+    def ask(self, asked: PodID = ASKED) -> Answer:
+        question = PodQuestion(asked, 1000.0)
         self._handle(frame(Code.QUESTION, len(self.answers) + 1, question))
         check_answer(self.answers[-1], question, 0, self._version, 0)
         return self.answers[-1]
@@ -327,6 +327,23 @@ def test_the_worker_prepares_an_index_between_questions() -> None:
     assert parts > 2
     assert worker.ask().allocates
     assert not worker.service.is_preparing
+
+
+def test_the_worker_prepares_indexes_for_each_namespace_in_turn() -> None:
+    worker = Worker()
+    claimed = builders.claim("c", WANTED, uid="other-claim", namespace="other")
+    worker.apply(ClaimSeen(codec.convert(ResourceClaim, claimed)))
+    body = builders.pod("p", "c", uid="other-pod", namespace="other", gated=True, cpu="1")
+    worker.apply(ObjectSeen(codec.convert(Pod, body)))
+    worker.ask()
+    other = PodID(ObjectKey("other", "p"), Uid("other-pod"))
+    worker.ask(other)
+    turns = []
+    while worker.service.is_preparing:
+        turns.append(next(iter(worker.service._unfinished)))
+        worker.service.keep_up()
+    assert turns[:4] == [NAMESPACE, "other", NAMESPACE, "other"]
+    assert worker.ask(other).allocates
 
 
 def test_an_answer_that_is_not_known_yet_is_understood_by_the_controller() -> None:
