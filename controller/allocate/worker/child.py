@@ -95,6 +95,8 @@ class WorkerChild:
         self._process = process
         self._reader = reader
         self._writer = writer
+        # What is sent with the next turn of the event loop: a burst of changes costs one system call.
+        self._unsent = bytearray()
 
     @classmethod
     async def start(cls) -> WorkerChild:
@@ -134,7 +136,7 @@ class WorkerChild:
     @property
     def unread(self) -> int:
         """See ``Child.unread``."""
-        return self._writer.transport.get_write_buffer_size()
+        return self._writer.transport.get_write_buffer_size() + len(self._unsent)
 
     @property
     def has_ended(self) -> bool:
@@ -178,10 +180,18 @@ class WorkerChild:
 
     def write(self, data: bytes) -> None:
         """See ``Child.write``."""
-        self._writer.write(data)
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._unsent += data
+
+    def _flush(self) -> None:
+        unsent, self._unsent = self._unsent, bytearray()
+        if unsent:
+            self._writer.write(unsent)
 
     async def drain(self) -> None:
         """See ``Child.drain``."""
+        self._flush()
         await self._writer.drain()
 
     def abort(self) -> None:

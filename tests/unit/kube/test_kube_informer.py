@@ -107,6 +107,41 @@ def test_a_first_list_leaves_time_to_others_and_a_later_one_counts_at_once() -> 
     asyncio.run(main())
 
 
+def test_a_burst_of_events_leaves_time_to_others() -> None:
+    cluster = FakeClient()
+
+    async def main() -> None:
+        others = 0
+
+        async def work() -> None:
+            nonlocal others
+            while True:
+                others += 1
+                await asyncio.sleep(0)
+
+        taken: list[int] = []
+
+        def takes_long(_: object) -> None:
+            time.sleep(0.0005)
+            taken.append(others)
+
+        informer = Informer(cluster, NODES)
+        informer.add_handler(Handler(added=takes_long))
+        tasks = [asyncio.create_task(informer.run())]
+        await asyncio.wait_for(informer.synced.wait(), 5)
+        await asyncio.sleep(0.01)
+        tasks.append(asyncio.create_task(work()))
+        for i in range(100):
+            cluster.put(NODES, node(f"n-{i}"))
+        while len(taken) < 100:
+            await asyncio.sleep(0.01)
+        for task in tasks:
+            task.cancel()
+        assert len(set(taken)) > 5
+
+    asyncio.run(main())
+
+
 def test_an_informer_follows_and_indexes() -> None:
     cluster = FakeClient()
     cluster.put(NODES, node("a", zone="x"))

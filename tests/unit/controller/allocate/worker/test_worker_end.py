@@ -51,6 +51,33 @@ def test_workers_leave_no_files_and_no_processes_behind() -> None:
     run(scenario)
 
 
+def test_a_burst_of_changes_is_sent_at_once() -> None:
+    async def scenario() -> None:
+        here, there = socket.socketpair()
+        reader, writer = await asyncio.open_connection(sock=here)
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
+        await process.wait()
+        child = WorkerChild(process, reader, writer)
+        with there:
+            there.setblocking(False)
+            for part in (b"one ", b"two ", b"three"):
+                child.write(part)
+            assert child.unread == 13
+            with pytest.raises(BlockingIOError):
+                there.recv(100)
+            await asyncio.sleep(0)
+            assert (there.recv(100), child.unread) == (b"one two three", 0)
+            child.write(b"four")
+            await child.drain()
+            assert there.recv(100) == b"four"
+            child.write(b"never sent")
+            child.abort()
+            await asyncio.sleep(0.01)
+            assert there.recv(100) == b""
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.skipif(
     resource.getrlimit(resource.RLIMIT_NOFILE)[1] <= FIRST_BEYOND_SELECT, reason="too few files are allowed"
 )
