@@ -46,8 +46,8 @@ _FREEZE_SECONDS: Final = 0.1
 _WHOLE_SECONDS: Final = 3600.0
 # The oldest generation of the collector.
 _FULL: Final = 2
-# Those of Python, but a fifth of the young ones per full collection, so that one looks at 15,000 to 20,000 new
-# objects and takes 10 ms. What it leaves it does not look at again, so more of them take no more time altogether.
+# Those of Python, but with a fifth of the middle generations per full collection: one looks at 20,000 new
+# objects and takes 10 ms. What it leaves is not looked at again, so that more of them take no more time.
 _THRESHOLDS: Final = (700, 10, 2)
 
 
