@@ -85,7 +85,9 @@ class EventRecorder:
 
     There is one Event per object and reason. What happens again becomes its count, and its message that of
     the last time; it is written again after 20 seconds, then after twice as long each time, up to 15 minutes.
-    Its name follows from what it is about, so that another process goes on with it. Namespaces take turns.
+    Its name follows from what it is about, so that another process goes on with it. Namespaces take turns,
+    and the newest Event of one comes first: that of a pod which waits now does not wait for those of hundreds
+    of pods before it, most of which are gone.
 
     Args:
         client: of the API server.
@@ -104,6 +106,9 @@ class EventRecorder:
         self._bucket = _Bucket(BURST, per_second or math.inf, clock.monotonic())
         self._queue: WorkQueue[_Identity] = WorkQueue("events", tenant=lambda identity: identity[0])
         self._notes: dict[_Identity, _Note] = {}
+        # Those of them that are no repeats, by namespace, the newest last. An entry of the queue is a turn
+        # for any of its namespace.
+        self._fresh: dict[str, dict[_Identity, None]] = {}
         self._waiting: Counter[str] = Counter()  # by namespace
         self._known: OrderedDict[_Identity, _Known] = OrderedDict()
         self._idle = asyncio.Event()
@@ -149,10 +154,15 @@ class EventRecorder:
             if wait > 0 and known.text == hash(note.message):
                 return
         if identity not in self._notes:
+            fresh = self._fresh.get(note.namespace)
+            if self._waiting[note.namespace] >= MOST_OF_NAMESPACE and fresh:
+                self._take(next(iter(fresh)))
             if self._waiting[note.namespace] >= MOST_OF_NAMESPACE or len(self._notes) >= MOST_WAITING:
                 log.debug("event dropped: too many are waiting", reason=reason, name=meta.name)
                 return
             self._waiting[note.namespace] += 1
+            if known is None:
+                self._fresh.setdefault(note.namespace, {})[identity] = None
         self._notes[identity] = note
         if wait > 0:
             self._queue.add_after(identity, wait)
@@ -184,15 +194,25 @@ class EventRecorder:
         await self._idle.wait()
 
     async def _next(self, identity: _Identity) -> None:
-        now = self._clock.monotonic()
+        """Write one Event of a namespace: a repeat when it is its turn, else the newest one."""
+        namespace, now = identity[0], self._clock.monotonic()
         known = self._known.get(identity)
-        if known is not None:
+        repeats = identity in self._notes and identity not in self._fresh.get(namespace, ())
+        if repeats and known is not None:
             left = known.written + known.delay - now
             if left > 0 or not self._bucket.is_half_full(now):
                 self._queue.add_after(identity, max(left, _YIELDING_SECONDS))
-                return
+                repeats = False
+        if not repeats and namespace not in self._fresh:
+            return
         await asyncio.sleep(self._bucket.take(now))
+        if not repeats:
+            if namespace not in self._fresh:
+                return
+            identity, known = next(reversed(self._fresh[namespace])), None
         note = self._take(identity)
+        if namespace in self._fresh:
+            self._queue.add(next(reversed(self._fresh[namespace])))  # that there is a turn for each of them
         if note is not None and self._clock.monotonic() - note.noted <= LONGEST_WAIT_SECONDS:
             await self._write(note, known)
 
@@ -202,6 +222,10 @@ class EventRecorder:
             self._waiting[note.namespace] -= 1
             if not self._waiting[note.namespace]:
                 del self._waiting[note.namespace]
+            fresh = self._fresh.get(note.namespace, {})
+            fresh.pop(identity, None)
+            if not fresh:
+                self._fresh.pop(note.namespace, None)
         return note
 
     async def _write(self, note: _Note, known: _Known | None) -> None:

@@ -160,6 +160,50 @@ def test_the_rate_is_limited_and_namespaces_take_turns() -> None:
     run(scenario)
 
 
+def test_the_newest_event_of_a_namespace_comes_first() -> None:
+    """After churn, the Event of a pod that waited came 300 s late, behind those of pods that were gone."""
+    cluster = FakeClient()
+    churn = [pod(cluster, f"p{i}") for i in range(BURST + 2 * MOST_OF_NAMESPACE)]
+    waiting = pod(cluster, "waiting")
+
+    async def scenario() -> None:
+        async with recording(cluster, per_second=1.0) as recorder:
+            for one in churn:
+                recorder.event(PODS, one, "Warning", "Reason", "text")
+            await asyncio.sleep(10)
+            recorder.event(PODS, waiting, "Warning", "Reason", "text")
+            await asyncio.sleep(3)
+            assert "waiting" in {e.involved_object.name for e in cluster.all(EVENTS)}
+            # The others follow, the newest of them; what has waited for too long is no news.
+            await asyncio.sleep(LONGEST_WAIT_SECONDS + 10)
+            told = {e.involved_object.name for e in cluster.all(EVENTS)}
+            assert {one.metadata.name for one in churn[-MOST_OF_NAMESPACE + 20 :]} <= told
+            assert not recorder._notes
+            assert not recorder._fresh
+            assert not recorder._waiting
+
+    run(scenario)
+
+
+def test_an_event_is_written_whichever_turns_its_namespace_has_had() -> None:
+    cluster = FakeClient()
+    pods = [pod(cluster, f"p{i}") for i in range(3)]
+
+    async def scenario() -> None:
+        async with recording(cluster, per_second=1.0) as recorder:
+            for number in range(50):
+                for one in pods:
+                    recorder.event(PODS, one, "Warning", f"Reason{number % 7}", f"{number}")
+                await asyncio.sleep(7)
+                if number % 5 == 0:
+                    recorder._known.clear()  # as if thousands of others had come since
+            await asyncio.sleep(2 * LONGEST_WAIT_SECONDS)
+            assert len(cluster.all(EVENTS)) == 3 * 7
+            assert not recorder._notes
+
+    run(scenario)
+
+
 def test_repeats_wait_for_what_is_new() -> None:
     cluster = FakeClient()
     waiting = [pod(cluster, f"p{i}") for i in range(BURST)]
