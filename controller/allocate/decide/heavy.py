@@ -11,8 +11,8 @@ pods of others:
 * What an index of all nodes takes is not held against the pod that needs it first (``IndexUnfinished``). In
   the fast lane a question builds for a short time, and for none if its namespace has just had another one do
   so. Each question that lacked its index halves that time for the next ones, whoever asks; a second later it
-  has that back. The worker builds on between questions, for each namespace in turn: an index that takes
-  long does not keep another namespace from having its own.
+  has that back. The worker builds on between questions, for the namespace first that has had least of that of
+  late: an index that takes long does not keep another namespace from having its own.
 * A pod that was refused is not looked at again, whatever changes, for 20 times as long as the refusal took.
   Ordinary ones take less than a millisecond and wait for nothing. Where the decision was given up, the pause
   doubles each time.

@@ -56,6 +56,9 @@ _FAILED_PAUSE_SECONDS: Final = 60.0
 _UPKEEP_SHARE: Final = 4
 # Namespaces that have an index prepared; any others have theirs by what their questions do.
 _MOST_UNFINISHED: Final = 1_000
+# What namespaces had is halved when one of them had so much, and forgotten below the other.
+_HALVED_FROM_SECONDS: Final = 2.0
+_LEAST_SECONDS: Final = 0.01
 
 
 class Service:
@@ -82,9 +85,10 @@ class Service:
         # Answers with allocations so far.
         self._answers = 0
         self._tidied = time.monotonic()
-        # The last question of each namespace whose index is being prepared, the next one first, and when more
-        # of that is to be done.
+        # The last question of each namespace whose index is being prepared, the seconds that namespaces have
+        # had for that of late, and when more is to be done.
         self._unfinished: OrderedDict[str, PodQuestion] = OrderedDict()
+        self._upkept: dict[str, float] = {}
         self._upkeep_due = 0.0
         self.slow: SlowLane | None = None
         self.shapes: ShapeLane | None = None
@@ -150,7 +154,7 @@ class Service:
         return bool(self._unfinished) and time.monotonic() >= self._upkeep_due
 
     def keep_up(self) -> None:
-        """Go on preparing the index of a question that had no answer yet, of each namespace in turn.
+        """Go on preparing the index of a question that had no answer yet: of the namespace that had least.
 
         It may be that of another question: an index is built at a time for a namespace, and each is finished
         before its next one.
@@ -160,7 +164,8 @@ class Service:
         if not self._unfinished:
             return
         began = time.monotonic()
-        namespace, question = self._unfinished.popitem(last=False)
+        namespace = min(self._unfinished, key=lambda name: self._upkept.get(name, 0.0))
+        question = self._unfinished.pop(namespace)
         try:
             self._decisions.refresh()
             with limits.memory(self._start.memory):
@@ -175,6 +180,10 @@ class Service:
             self._unfinished[namespace] = question
         now = time.monotonic()
         self._upkeep_due = now + (_UPKEEP_SHARE - 1) * (now - began)
+        self._upkept[namespace] = self._upkept.get(namespace, 0.0) + now - began
+        if self._upkept[namespace] > _HALVED_FROM_SECONDS or len(self._upkept) > _MOST_UNFINISHED:
+            halved = {name: seconds / 2 for name, seconds in self._upkept.items()}
+            self._upkept = {name: seconds for name, seconds in halved.items() if seconds > _LEAST_SECONDS}
 
     def tidy(self) -> None:
         """Collect garbage, and keep the collector from looking at what is left.

@@ -207,7 +207,7 @@ async def generated_selectors_before_a_new_kind(world: AttackedCluster) -> None:
     try:
         async for number in world.ticks(2.0):
             if number < _NEW_KINDS:
-                name, kind = f"new-{number}", selected(f"{UUID}.endsWith('-{number:04x}')")
+                name, kind = f"new-{number}", selected(f"{UUID}.startsWith('GPU-{500 + number:08x}-')")
                 await world.create(one(name, _NEWCOMERS, kind))
                 since[name] = time.monotonic()
             for name in list(since):

@@ -329,21 +329,31 @@ def test_the_worker_prepares_an_index_between_questions() -> None:
     assert not worker.service.is_preparing
 
 
-def test_the_worker_prepares_indexes_for_each_namespace_in_turn() -> None:
+def test_the_worker_prepares_indexes_for_the_namespace_that_has_had_least() -> None:
     worker = Worker()
     claimed = builders.claim("c", WANTED, uid="other-claim", namespace="other")
     worker.apply(ClaimSeen(codec.convert(ResourceClaim, claimed)))
     body = builders.pod("p", "c", uid="other-pod", namespace="other", gated=True, cpu="1")
     worker.apply(ObjectSeen(codec.convert(Pod, body)))
-    worker.ask()
     other = PodID(ObjectKey("other", "p"), Uid("other-pod"))
+    worker.ask()
+    worker.service._upkept[NAMESPACE] = 1.0  # for what it asked before
     worker.ask(other)
-    turns = []
-    while worker.service.is_preparing:
-        turns.append(next(iter(worker.service._unfinished)))
+    turns = 0
+    while "other" in worker.service._unfinished:
+        turns += 1
         worker.service.keep_up()
-    assert turns[:4] == [NAMESPACE, "other", NAMESPACE, "other"]
+    assert turns > 2
+    assert worker.service._upkept[NAMESPACE] == 1.0
     assert worker.ask(other).allocates
+
+
+def test_what_namespaces_had_of_upkeep_is_forgotten() -> None:
+    worker = Worker()
+    worker.ask()
+    worker.service._upkept |= {f"gone-{i}": 0.011 for i in range(2_000)}
+    worker.service.keep_up()
+    assert worker.service._upkept.keys() <= {NAMESPACE}
 
 
 def test_an_answer_that_is_not_known_yet_is_understood_by_the_controller() -> None:
