@@ -273,6 +273,7 @@ class Decisions:
             self._gangs.described(group, decision) if group is not None else None,
             steps=budget.spent,
             seconds=budget.seconds,
+            overrun=budget.overrun,
             gave_up=gave_up or cut,
             cut=cut,
         )

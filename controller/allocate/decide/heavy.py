@@ -9,10 +9,11 @@ pods of others:
 * A namespace whose decisions were given up several times has all its questions in the slow lane; each minute
   makes up for one of them.
 * What an index of all nodes takes is not held against the pod that needs it first (``IndexUnfinished``). In
-  the fast lane a question builds for a short time, and for none if its namespace has just had another one do
-  so. Each question that lacked its index halves that time for the next ones, whoever asks; a second later it
-  has that back. The worker builds on between questions, for the namespace first that has had least of that of
-  late: an index that takes long does not keep another namespace from having its own.
+  the fast lane a question builds for a short time, and hardly at all if its namespace has just had another
+  one do so; where that took much longer than it was given, not at all for 20 times as long. Each question
+  that lacked its index halves that time for the next ones, whoever asks; a second later it has that back. The
+  worker builds on between questions, for the namespace first that has had least of that of late: an index
+  that takes long does not keep another namespace from having its own.
 * A pod that was refused is not looked at again, whatever changes, for 20 times as long as the refusal took.
   Ordinary ones take less than a millisecond and wait for nothing. Where the decision was given up, the pause
   doubles each time.
@@ -90,6 +91,22 @@ class Strikes:
     since: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Upkept:
+    """When a question of a namespace last prepared an index.
+
+    Attributes:
+        at: when that was.
+        none_until: until when no other one does any of that.
+    """
+
+    at: float
+    none_until: float
+
+
+_NEVER: Final = _Upkept(-math.inf, -math.inf)
+
+
 class HeavyQuestions:
     """Budgets for decisions, and the questions that have to wait.
 
@@ -104,7 +121,7 @@ class HeavyQuestions:
         self._given_up: deque[float] = deque(maxlen=_MOST_HALVINGS)
         # Questions whose index is being prepared; when namespaces last had a question prepare one.
         self._unfinished: OrderedDict[Hashable, None] = OrderedDict()
-        self._upkept: OrderedDict[str, float] = OrderedDict()
+        self._upkept: OrderedDict[str, _Upkept] = OrderedDict()
         # When the last questions lacked their index.
         self._lacking: deque[float] = deque(maxlen=_MOST_UPKEEP_HALVINGS)
 
@@ -115,10 +132,13 @@ class HeavyQuestions:
     def fast_budget(self, namespace: str, now: float) -> Budget:
         """Return what the next decision in the fast lane may cost, for a pod of a namespace."""
         halvings = sum(now - at < _HALVED_SECONDS for at in self._given_up)
-        paused = now - self._upkept.get(namespace, -math.inf) < _UPKEEP_PAUSE
+        upkept = self._upkept.get(namespace, _NEVER)
+        paused = now - upkept.at < _UPKEEP_PAUSE
         lacking = sum(now - at < _UPKEEP_HALVED_SECONDS for at in self._lacking)
-        # It is never zero: a question whose index lacks a node or two must not wait for other indexes.
+        # It is not zero: a question whose index lacks a node or two must not wait for other indexes. But a
+        # selector may take a tenth of a second for a single node, which is finished whatever is left.
         upkeep = UPKEEP_SECONDS / (1 << (_MOST_UPKEEP_HALVINGS if paused else lacking))
+        upkeep = 0.0 if now < upkept.none_until else upkeep
         return self.budget(FAST_SECONDS / (1 << halvings), upkeep=upkeep, namespace=namespace)
 
     def slow_budget(self, namespace: str, question: Hashable, seconds: float) -> Budget:
@@ -149,12 +169,21 @@ class HeavyQuestions:
         """Return whether the index of a question is being prepared."""
         return question in self._unfinished
 
-    def not_yet(self, namespace: str, question: Hashable, now: float) -> None:
-        """Note that the index of a question is being prepared."""
+    def not_yet(self, namespace: str, question: Hashable, now: float, overrun: float = 0.0) -> None:
+        """Note that the index of a question is being prepared.
+
+        Args:
+            namespace: of the pod.
+            question: that was asked.
+            now: the time.
+            overrun: seconds that it took for that beyond those that it was given.
+        """
         self._unfinished[question] = None
         self._lacking.append(now)
-        self._upkept.pop(namespace, None)
-        self._upkept[namespace] = now
+        none_until = self._upkept.pop(namespace, _NEVER).none_until
+        if overrun > _HEAVY:
+            none_until = max(none_until, now + _PAUSE_PER_WORK * overrun)
+        self._upkept[namespace] = _Upkept(now, none_until)
         for kept in (self._unfinished, self._upkept):
             if len(kept) > _MOST_KEPT:
                 kept.popitem(last=False)

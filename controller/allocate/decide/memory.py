@@ -75,7 +75,7 @@ class Memory:
         """
         namespace, key = pod.metadata.namespace, self.key(pod, group)
         if isinstance(answer.decision, NotYet):
-            self._heavy.not_yet(namespace, key, question.now)
+            self._heavy.not_yet(namespace, key, question.now, answer.overrun)
             return answer
         if isinstance(answer.decision, Refuse) and answer.cut and question.lane is Lane.FAST:
             # Perhaps it did not come as far as what lacks an index: the slow lane may build that itself.

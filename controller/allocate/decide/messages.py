@@ -591,6 +591,7 @@ class PodAnswer:
         avoided: nodes that are left out for the pod, or for members of its group that wait, with the seconds
             for which they still are.
         learned: what is remembered from now on; None where that is as before.
+        overrun: seconds of CPU time that it took for indexes, beyond those that it was given for that.
     """
 
     version: int
@@ -603,6 +604,7 @@ class PodAnswer:
     pause: float = 0.0
     avoided: tuple[tuple[str, float], ...] = ()
     learned: Learned | None = None
+    overrun: float = 0.0
 
     @property
     def remembered(self) -> bool:

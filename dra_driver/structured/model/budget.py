@@ -154,6 +154,11 @@ class Budget:
         now = self._clock()
         return now - self._started - self._upkeep_until(now)
 
+    @property
+    def overrun(self) -> float:
+        """Seconds of upkeep beyond those meant for it, as what is begun is finished; 0 without a clock."""
+        return max(0.0, self._upkept - self._upkeep_seconds) if self.upkeep else 0.0
+
     def spend(self, steps: int = 1) -> None:
         """Charge steps.
 
