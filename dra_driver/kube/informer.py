@@ -298,7 +298,7 @@ class Informer(Generic[T]):
             timeout_seconds=self._watch_seconds,
         )
         started = asyncio.get_running_loop().time()
-        seen, since = False, time.monotonic()
+        seen, busy = False, 0.0
         async with contextlib.AsyncExitStack() as stack:
             close = getattr(events, "aclose", None)
             if close is not None:
@@ -310,11 +310,13 @@ class Informer(Generic[T]):
                 self._set_access(True)
                 if event.object.metadata.resource_version:
                     self._resource_version = event.object.metadata.resource_version
+                since = time.monotonic()
                 self._take(event)
-                if time.monotonic() - since > _SLICE_SECONDS:
+                busy += time.monotonic() - since
+                if busy > _SLICE_SECONDS:
                     # What has come already is read without waiting: a burst must not hold up everything else.
                     await asyncio.sleep(0)
-                    since = time.monotonic()
+                    busy = 0.0
         if not seen and asyncio.get_running_loop().time() - started < 1.0:
             # A server that hangs up at once: do not spin.
             await asyncio.sleep(backoff.next())

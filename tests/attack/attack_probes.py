@@ -93,6 +93,7 @@ def _serve_questions() -> None:
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
+    print(flush=True)
     for line in sys.stdin:
         port, method, path = json.loads(line)
         connection = (
@@ -121,6 +122,11 @@ class _Asker:
             cwd=Path(__file__).parent,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
+
+    def wait(self) -> None:
+        """Wait until it has started: that must not show as a late answer."""
+        assert self._process.stdout is not None
+        self._process.stdout.readline()
 
     def ask(self, port: int, method: str, path: str) -> tuple[float, str] | None:
         """Return the seconds until the answer and what was wrong with it; None if nobody listens."""
@@ -175,6 +181,8 @@ class Watchers:
         for replica in self._controllers.replicas:
             jobs.append((functools.partial(self._probe, self._asker(), replica), _PROBE_SECONDS))
             jobs.append((functools.partial(self._review, self._asker(), replica), _REVIEW_SECONDS))
+        for asker in self._askers:
+            asker.wait()
         for job, pause in jobs:
             thread = threading.Thread(target=self._repeat, args=(job, pause), daemon=True)
             thread.start()
