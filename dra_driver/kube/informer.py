@@ -30,6 +30,9 @@ _UNSERVED_SECONDS: Final = 30.0
 _NOT_ALLOWED = 403
 # For which the event loop takes in objects of a first list without doing anything else.
 _SLICE_SECONDS: Final = 0.005
+# Events of a watch, and the time that they take, after which others have a turn.
+_EVENTS_AT_A_TIME: Final = 16
+_LONGEST_BURST_SECONDS: Final = 0.02
 
 
 def _left_out(item: WireObject) -> object:
@@ -298,7 +301,7 @@ class Informer(Generic[T]):
             timeout_seconds=self._watch_seconds,
         )
         started = asyncio.get_running_loop().time()
-        seen, busy = False, 0.0
+        seen, count, busy = False, 0, 0.0
         async with contextlib.AsyncExitStack() as stack:
             close = getattr(events, "aclose", None)
             if close is not None:
@@ -312,11 +315,11 @@ class Informer(Generic[T]):
                     self._resource_version = event.object.metadata.resource_version
                 since = time.monotonic()
                 self._take(event)
-                busy += time.monotonic() - since
-                if busy > _SLICE_SECONDS:
+                count, busy = count + 1, busy + time.monotonic() - since
+                if count == _EVENTS_AT_A_TIME or busy > _LONGEST_BURST_SECONDS:
                     # What has come already is read without waiting: a burst must not hold up everything else.
                     await asyncio.sleep(0)
-                    busy = 0.0
+                    count, busy = 0, 0.0
         if not seen and asyncio.get_running_loop().time() - started < 1.0:
             # A server that hangs up at once: do not spin.
             await asyncio.sleep(backoff.next())
