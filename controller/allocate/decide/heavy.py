@@ -93,11 +93,11 @@ class Strikes:
 
 @dataclass(frozen=True, slots=True)
 class _Upkept:
-    """When a question of a namespace last prepared an index.
+    """When a question of a namespace last prepared an index, in seconds of the monotonic clock.
 
     Attributes:
         at: when that was.
-        none_until: until when no other one does any of that.
+        none_until: until when the fast lane prepares none for the namespace, as one node took long.
     """
 
     at: float

@@ -5,8 +5,7 @@ Everything here is a cache: it makes answers cheap and changes none. Its size is
 To build an index takes time for every node, which the question that needs it first does not pay for
 (``Budget.keep_up``). Anyone can ask for another index, so one is built at a time for each owner
 (``Budget.owner``), and few altogether: a question that needs a further one goes on with that first. What
-devices have bounds how many indexes of attributes there can be;
-attributes that no device has need none.
+devices have bounds how many indexes of attributes there can be; attributes that no device has need none.
 """
 
 from __future__ import annotations

@@ -81,7 +81,8 @@ class Budget:
             answer.
         upkeep_steps: limit for upkeep. A question that may do any does some at least.
         upkeep_seconds: likewise by ``clock``.
-        owner: what upkeep is done for, such as a namespace; that of one owner never waits for that of others.
+        owner: what upkeep is done for, such as a namespace: each has an index built at a time, so that one
+            owner waits for others only where many build indexes at once, or memory is short.
 
     Attributes:
         cut: whether a search ended earlier than it would have with the whole budget for itself.

@@ -68,29 +68,34 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
     virtual_time.run(bounded())
 
 
+class Turns:
+    """How often anything else could have had a turn of the event loop."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    async def count(self) -> None:
+        while True:
+            self.number += 1
+            await asyncio.sleep(0)
+
+
 def test_a_first_list_leaves_time_to_others_and_a_later_one_counts_at_once() -> None:
     cluster = FakeClient()
     for i in range(100):
         cluster.put(NODES, node(f"n-{i}"))
 
     async def main() -> None:
-        others = 0
-
-        async def work() -> None:
-            nonlocal others
-            while True:
-                others += 1
-                await asyncio.sleep(0)
-
+        turns = Turns()
         taken: list[int] = []
 
         def takes_long(_: object, __: object = None) -> None:
             time.sleep(0.0005)
-            taken.append(others)
+            taken.append(turns.number)
 
         informer = Informer(cluster, NODES)
         informer.add_handler(Handler(added=takes_long, updated=takes_long))
-        tasks = [asyncio.create_task(informer.run()), asyncio.create_task(work())]
+        tasks = [asyncio.create_task(informer.run()), asyncio.create_task(turns.count())]
         await asyncio.wait_for(informer.synced.wait(), 5)
         first, taken[:] = set(taken), ()
         cluster.expire()
@@ -111,26 +116,19 @@ def test_a_burst_of_events_leaves_time_to_others() -> None:
     cluster = FakeClient()
 
     async def main() -> None:
-        others = 0
-
-        async def work() -> None:
-            nonlocal others
-            while True:
-                others += 1
-                await asyncio.sleep(0)
-
+        turns = Turns()
         taken: list[int] = []
 
         def takes_long(_: object) -> None:
             time.sleep(0.0005)
-            taken.append(others)
+            taken.append(turns.number)
 
         informer = Informer(cluster, NODES)
         informer.add_handler(Handler(added=takes_long))
         tasks = [asyncio.create_task(informer.run())]
         await asyncio.wait_for(informer.synced.wait(), 5)
         await asyncio.sleep(0.01)
-        tasks.append(asyncio.create_task(work()))
+        tasks.append(asyncio.create_task(turns.count()))
         for i in range(100):
             cluster.put(NODES, node(f"n-{i}"))
         while len(taken) < 100:
