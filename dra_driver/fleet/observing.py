@@ -192,7 +192,9 @@ class Observer:
         self._see("inventory", pool)
         activity = inventory.status.activity
         health = {d.name: {h.reason: h for h in d.health} for d in inventory.spec.devices if d.health}
-        new = _Inventory(health, frozenset(activity.busy), frozenset(activity.idle))
+        # A node can name any devices there, as often as it likes.
+        devices = frozenset(d.name for d in inventory.spec.devices)
+        new = _Inventory(health, devices.intersection(activity.busy), devices.intersection(activity.idle))
         old = self._inventories.get(pool)
         self._inventories[pool] = new
         if old is None:

@@ -144,6 +144,15 @@ def test_health_and_what_runs_are_told_of_the_device_and_its_node() -> None:
     assert "gpu-0: XidError is over" in seen.texts("node", "n1")
 
 
+def test_nothing_is_told_of_devices_that_a_node_does_not_have() -> None:
+    seen = Watched()
+    seen.observer.put_inventory(inventory())
+    seen.observer.settle()
+    seen.observer.put_inventory(inventory(busy=("gpu-0", "gpu-99")))
+    assert len(seen.history) == 1
+    assert seen.texts(*GPU) == ["something runs on it"]
+
+
 def test_a_node_tells_when_it_took_no_pods() -> None:
     seen = Watched()
     seen.observer.put_node(codec.convert(Node, builders.node("n1")))
