@@ -31,6 +31,8 @@ _REVIEW_SECONDS = 0.5
 _MEMORY_SECONDS = 0.5
 _SERVER_SECONDS = 0.1
 _GIVE_UP = 10.0
+# The first review that a controller gets waits until the process that reviews has started.
+_REVIEWER_STARTS = 2.0
 _READING_SECONDS = 0.02
 _MIB = 1 << 10  # of kB
 
@@ -159,6 +161,7 @@ class Watchers:
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._asked: dict[tuple[int, str], float] = {}
+        self._reviewed: dict[int, int] = {}  # by replica, of which of its processes there was a review
         self._askers: list[_Asker] = []
         self.begin()
 
@@ -221,8 +224,10 @@ class Watchers:
         with self._lock:
             found = {"GET": self._probe_seconds, "POST": self._review_seconds}
             for (number, method), started in list(self._asked.items()):
-                if started >= self._since and not self._controllers.replicas[number].excused:
-                    found[method] = max(found[method] or 0.0, time.monotonic() - started)
+                replica = self._controllers.replicas[number]
+                if started >= self._since and not replica.excused:
+                    seconds = self._judged(replica, method, time.monotonic() - started)
+                    found[method] = max(found[method] or 0.0, seconds)
         return found["GET"], found["POST"]
 
     def _probe(self, asker: _Asker, replica: Replica) -> None:
@@ -253,12 +258,20 @@ class Watchers:
         if answer is None or replica.excused or (process, began) != (replica.pid, replica.began):
             return None
         seconds, problem = answer
+        judged = self._judged(replica, method, seconds)
+        if method == "POST" and not problem:
+            self._reviewed[replica.number] = began
         with self._lock:
             if started < self._since:
                 return None
             if problem:
                 self.failures.append(f"{path} of replica {replica.number}: {problem}")
-        return _GIVE_UP if problem else seconds
+        return _GIVE_UP if problem else judged
+
+    def _judged(self, replica: Replica, method: str, seconds: float) -> float:
+        """Return the seconds that count of those which an answer took."""
+        first = method == "POST" and self._reviewed.get(replica.number) != replica.began
+        return max(0.0, seconds - _REVIEWER_STARTS) if first else seconds
 
     def _ask_the_server(self, asker: _Asker) -> None:
         started = time.monotonic()

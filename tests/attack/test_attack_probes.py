@@ -69,6 +69,28 @@ def test_a_refused_connection_is_left_to_the_count_of_restarts() -> None:
             assert watchers.failures == []
 
 
+class Answers(attack_probes._Asker):
+    """Answers what it was told, one after the other."""
+
+    def __init__(self, *answers: tuple[float, str]) -> None:
+        self._answers = iter(answers)
+
+    def ask(self, port: int, method: str, path: str) -> tuple[float, str] | None:
+        return next(self._answers)
+
+
+def test_the_first_review_of_each_process_may_wait_for_its_start() -> None:
+    controllers = attack_cluster.Controllers(Api(0))
+    replica = attack_cluster.Replica(0, 1, 1, 1, Silent("silent", (), Path(os.devnull)), began=1)
+    controllers.replicas.append(replica)
+    watchers = attack_probes.Watchers(controllers)
+    asker = Answers((0.3, "503"), (2.5, ""), (2.5, ""), (2.5, ""))
+    counted = [watchers._ask(asker, replica, 1, "POST", "/validate") for _ in range(3)]
+    assert counted == [attack_probes._GIVE_UP, 0.5, 2.5]
+    replica.began += 1
+    assert watchers._ask(asker, replica, 1, "POST", "/validate") == 0.5
+
+
 @pytest.mark.slow
 def test_children_of_children_belong_to_a_process() -> None:
     nested = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
