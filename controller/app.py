@@ -18,7 +18,7 @@ from controller.assembly import (
     labeler_of,
     worker_process,
 )
-from controller.config import ControllerConfig, LendingMode, PreemptionMode
+from controller.config import ControllerConfig, PreemptionMode
 from controller.informers import Informers
 from controller.observe.endpoints import serve_health
 from controller.observe.event_loop import measuring_lag
@@ -109,7 +109,7 @@ class Controller:
                 config.drivers,
                 self.metrics,
                 config.timings.review,
-                lends=config.lending is LendingMode.ON or config.open_pools,
+                resources=config.open_pools,
             )
 
     def _leads(self) -> bool:
@@ -164,7 +164,7 @@ class Controller:
                 if self._config.preemption.mode is not PreemptionMode.OFF:
                     for informer in env.informers.of_preemption():
                         tasks.create_task(informer.run())
-                if self._config.lending is LendingMode.ON or self._config.open_pools:
+                if self._config.open_pools:
                     tasks.create_task(env.informers.namespaces.run())
                 tasks.create_task(env.recorder.run())
                 tasks.create_task(state.answers.run())

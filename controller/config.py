@@ -19,7 +19,6 @@ from dra_driver.structured import GroupLabels, NodePolicy, Strategy
 
 __all__ = [
     "ControllerConfig",
-    "LendingMode",
     "PreemptionMode",
     "PreemptionSettings",
     "Timings",
@@ -55,13 +54,11 @@ class Timings:
         longest_avoid: the most that doubling leads to.
         drain: between the last decision of one allocator in a pool and the first of the other. kube-scheduler
             writes an allocation in its binding cycle, usually within a second of the decision; a busy API
-            server may need longer. After a loan it is what kube-scheduler's writes are given before they are
-            refused.
-        closing: until every API server follows what is recalled, or the end of a grant. One that lags for
-            longer is cut off from etcd, and writes no claims.
-        lent: after which a loan ends in any case.
-        recalled: for which devices stay recalled after their loan, and those kept that the controller had
-            allocated in a pool that has become kube-scheduler's.
+            server may need longer.
+        closing: until every API server follows the end of a grant. One that lags for longer is cut off from
+            etcd, and writes no claims.
+        kept: for which devices are kept that the controller had allocated in a pool that has become
+            kube-scheduler's.
         settle: between a change and the write of the policies' statuses, so that a change of all nodes is one
             write.
         preempt: for which a pod waits before others are preempted for it, so that what passes has passed.
@@ -76,22 +73,11 @@ class Timings:
     longest_avoid: float = 600.0
     drain: float = 15.0
     closing: float = 5.0
-    lent: float = 120.0
-    recalled: float = 3600.0
+    kept: float = 3600.0
     settle: float = 0.5
     preempt: float = 3.0
     probe: float = 30.0
     review: float = float(TIMEOUT_SECONDS)
-
-
-class LendingMode(enum.Enum):
-    """Whether devices are lent to kube-scheduler, for pods that only it can place."""
-
-    OFF = "off"
-    """None. What is noted to be lent stays blocked: it comes back only where it can be recalled."""
-    ENDING = "ending"
-    """No more. What is lent comes back."""
-    ON = "on"
 
 
 class PreemptionMode(enum.Enum):
@@ -161,8 +147,7 @@ class ControllerConfig:
         preemption: of pods of lower priority.
         open_pools: whether pools are open where the admission policy and the gate in every namespace allow
             it.
-        lending: of devices to kube-scheduler.
-        lending_scan_seconds: that kube-scheduler may look for devices because of loans, by estimate.
+        grant_scan_seconds: that kube-scheduler may look for devices because of grants, by estimate.
         workers: pods whose allocations are written at the same time.
         decision_seconds: CPU time that a decision about a pod may take.
         group_decision_seconds: likewise about all pods of a group.
@@ -196,8 +181,7 @@ class ControllerConfig:
     scale_up_pods: int = 64
     preemption: PreemptionSettings = PreemptionSettings()
     open_pools: bool = False
-    lending: LendingMode = LendingMode.OFF
-    lending_scan_seconds: float = 1.0
+    grant_scan_seconds: float = 1.0
     workers: int = 16
     node_labels: str = "none"
     admission: AdmissionConfig | None = None
@@ -267,12 +251,10 @@ class ControllerConfig:
             for name in self.group_labels
             if name not in list(GroupLabels)
         ]
-        if self.open_pools and self.lending is not LendingMode.OFF:
-            findings.append(f"--open-pools: not together with --lending {self.lending.value}")
         findings += self.preemption.findings()
-        if not 0.01 <= self.lending_scan_seconds <= 3_600:
+        if not 0.01 <= self.grant_scan_seconds <= 3_600:
             findings.append(
-                f"--lending-scan-budget {self.lending_scan_seconds:g}: must be between 0.01 and 3600 seconds"
+                f"--grant-scan-budget {self.grant_scan_seconds:g}: must be between 0.01 and 3600 seconds"
             )
         if not 1 <= self.workers <= 256:
             findings.append(f"--workers {self.workers}: must be between 1 and 256")

@@ -57,7 +57,7 @@ log = structlog.get_logger(__name__)
 class Informers:
     """Local copies of what is watched; of PodGroups and taint rules where, and once, the API server has them.
 
-    ``kept_namespaces`` are those whose pods are never preempted; ``namespaces`` are all, which lending needs.
+    ``kept_namespaces`` are those whose pods are never preempted; ``namespaces`` are all, for open pools.
     """
 
     inventories: Informer[DeviceInventory]

@@ -351,12 +351,12 @@ def _config(spec: _ClaimSpec | None) -> list[_Entry] | None:
     return spec.devices.config if spec is not None and spec.devices is not None else None
 
 
-def gate(request: AdmissionRequest, *, lends: bool = False) -> Judgement:
+def gate(request: AdmissionRequest, *, resources: bool = False) -> Judgement:
     """Add our scheduling gate to new pods with claims that are not bound to a node.
 
     Args:
         request: of the API server.
-        lends: whether devices are lent: pods get the gate for extended resources, too.
+        resources: whether pods get the gate for extended resources, too.
     """
     allowed = Judgement(AdmissionResponse(uid=request.uid, allowed=True), "allowed")
     if (request.kind.group, request.kind.kind) != ("", "Pod") or request.operation != "CREATE":
@@ -367,7 +367,7 @@ def gate(request: AdmissionRequest, *, lends: bool = False) -> Judgement:
         return Judgement(allowed.response, "unreadable")
     spec = pod.spec if pod is not None else None
     # A pod with a node never meets kube-scheduler, and the API server refuses gates on it.
-    if spec is None or spec.node_name or not (spec.resource_claims or (lends and _wants_resources(spec))):
+    if spec is None or spec.node_name or not (spec.resource_claims or (resources and _wants_resources(spec))):
         return allowed
     gates = spec.scheduling_gates or []
     if any(g.name == names.ALLOCATION_GATE for g in gates):

@@ -108,7 +108,9 @@ class Reviewer:
         app = web.Application(middlewares=[port.middleware], client_max_size=LIMITS.request_bytes)
         app.router.add_post(VALIDATE_PATH, self._handler(port, self._judge))
         app.router.add_post(CAPACITY_PATH, self._handler(port, self.judge_capacity))
-        app.router.add_post(GATE_PATH, self._handler(port, lambda r: gate(r, lends=self._start.lends)))
+        app.router.add_post(
+            GATE_PATH, self._handler(port, lambda r: gate(r, resources=self._start.resources))
+        )
         return app
 
     def _judge(self, request: AdmissionRequest) -> Judgement:

@@ -55,7 +55,7 @@ class AdmissionServer:
         metrics: Metrics,
         review_seconds: float = float(TIMEOUT_SECONDS),
         *,
-        lends: bool = False,
+        resources: bool = False,
     ) -> None:
         """Connect the parts.
 
@@ -68,14 +68,14 @@ class AdmissionServer:
             drivers: ours; the first is that of the GPUs.
             metrics: of this controller.
             review_seconds: in which a review must be received.
-            lends: whether devices are lent to kube-scheduler, or pools open: pods get the gate for extended
+            resources: whether pools may be open: pods get the gate for extended
                 resources, too.
         """
         self._client = client
         self._config = config
         self._review_seconds = review_seconds
         self._drivers = tuple(drivers)
-        self._lends = lends
+        self._resources = resources
         self._metrics = metrics
         self.address: tuple[str, int] | None = None
         self.process: ReviewProcess | None = None
@@ -142,7 +142,7 @@ class AdmissionServer:
             listening=listening,
             drivers=self._drivers,
             others=tuple(sorted(others)),
-            lends=self._lends,
+            resources=self._resources,
             client_authorities=authorities,
             client_names=self._config.client_names,
             receive_seconds=self._review_seconds,

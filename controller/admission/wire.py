@@ -40,7 +40,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         listening: file descriptors of the sockets that listen.
         drivers: whose parameters are checked.
         others: those among them of third parties.
-        lends: whether devices are lent to kube-scheduler.
+        resources: whether pods get the gate for extended resources, too.
         client_authorities: PEM; callers without a certificate of one of them are refused. Empty: anybody.
         client_names: of their certificates, common or DNS name; empty: any.
         receive_seconds: in which the body of a review must be there.
@@ -51,7 +51,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     listening: tuple[int, ...]
     drivers: tuple[str, ...]
     others: tuple[str, ...]
-    lends: bool
+    resources: bool
     client_authorities: str
     client_names: tuple[str, ...]
     receive_seconds: float

@@ -18,7 +18,6 @@ from controller.allocate.decide import (
     GroupWrite,
     Hard,
     Lane,
-    Lend,
     NotYet,
     PodAnswer,
     Proceed,
@@ -35,7 +34,6 @@ from controller.allocate.decide import (
 )
 from controller.allocate.granting import Granter
 from controller.allocate.handover import HandOver
-from controller.allocate.lending import Lender
 from controller.allocate.reporting import AllocationReports
 from controller.allocate.settling import Settling
 from controller.allocate.state.assume_cache import AssumeCache
@@ -63,7 +61,7 @@ _SOONEST_SECONDS: Final = 0.05
 # Until a question is asked again that has no answer while an index is prepared.
 _INDEX_SECONDS: Final = 0.5
 _ASKED_PER_SECOND: Final = 50
-_LENT_FOR_ANOTHER: Final = "devices are lent to kube-scheduler for another pod that uses the same claim"
+_GRANTED_TO_ANOTHER: Final = "devices are granted to another pod that uses the same claim"
 
 
 class Allocator:
@@ -84,7 +82,7 @@ class Allocator:
         schedulers: Collection[str],
         groups: GroupFinder,
         pods: Informer[Pod],
-        lender: Lender | Granter | None = None,
+        granter: Granter | None = None,
     ) -> None:
         """Connect the parts.
 
@@ -102,7 +100,7 @@ class Allocator:
             schedulers: whose pods are served.
             groups: finds the other members of a pod's group.
             pods: all namespaces.
-            lender: lends, or grants, devices to kube-scheduler; if None, nothing is.
+            granter: grants devices to kube-scheduler; if None, nothing is granted.
         """
         self._decider = decider
         self._assume_cache = assume_cache
@@ -116,7 +114,7 @@ class Allocator:
         self._mode = mode
         self._groups = groups
         self._pods = pods
-        self._lender = lender
+        self._granter = granter
         self._hand_over = HandOver(
             assume_cache, journal, attempts, wakeups, writer, reports, clock, schedulers, pods
         )
@@ -159,7 +157,7 @@ class Allocator:
         if is_finished(pod) or pod.metadata.deletion_timestamp:
             self._hand_over.served(pod)
             return
-        needs_devices = uses_claims(pod) or self._wants_loan(pod)
+        needs_devices = uses_claims(pod) or self._wants_grant(pod)
         if needs_devices and foreign_gates(pod):
             # Somebody else holds it back. Our gate stays, so that we decide before kube-scheduler looks.
             self._hand_over.served(pod)
@@ -175,8 +173,8 @@ class Allocator:
             await self._hand_over.proceed(pod)
             return
         self._reports.seen(pod)
-        if self._lender is not None and self._lender.has(pod):
-            await self._lender.go_on(pod)
+        if self._granter is not None and self._granter.has(pod):
+            await self._granter.go_on(pod)
             return
         if not self._may_be_allocated(pod, lane):
             return
@@ -202,21 +200,21 @@ class Allocator:
 
     async def _ask(self, pod: Pod, lane: Lane) -> tuple[PodAnswer, Answered] | None:
         """Ask what is to be done; pods of lower priority are asked about after those that follow from it."""
-        lends = self._lender is not None and self._lender.serves_instead(pod)
+        grants = self._granter is not None and self._granter.serves_instead(pod)
         awaited = pod.metadata.uid in self._wakeups.seen_bound
         if lane is Lane.SLOW:
-            return await self._decider.decide(pod, lane, lends=lends, awaited=awaited)
+            return await self._decider.decide(pod, lane, grants=grants, awaited=awaited)
         with self._wakeups.queue.holding(self._wakeups.rank(pod.key).level):
-            return await self._decider.decide(pod, lane, lends=lends, awaited=awaited)
+            return await self._decider.decide(pod, lane, grants=grants, awaited=awaited)
 
-    def _wants_loan(self, pod: Pod) -> bool:
+    def _wants_grant(self, pod: Pod) -> bool:
         """Return whether a pod needs devices without naming claims."""
-        return self._lender is not None and self._lender.wants(pod)
+        return self._granter is not None and self._granter.wants(pod)
 
     def _may_be_allocated(self, pod: Pod, lane: Lane) -> bool:
         """Return whether claims of a pod may be allocated now; see to it that it is looked at again."""
         lacks = self._wakeups.lacks_devices(pod)
-        if pod.metadata.uid in self._wakeups.seen_bound or not (lacks or self._wants_loan(pod)):
+        if pod.metadata.uid in self._wakeups.seen_bound or not (lacks or self._wants_grant(pod)):
             return True
         if lane is Lane.FAST and self._wakeups.must_wait(pod.key):
             return False
@@ -247,11 +245,11 @@ class Allocator:
 
     async def _carry_out(self, pod: Pod, answer: PodAnswer, answered: Answered) -> None:
         # No await between the answer and what is done about it: what it rests on is as it was.
-        if self._lender is not None and not isinstance(answer.decision, Lend | GrantDevices):
-            self._lender.skip(pod)
-            if self._lender.holds(answer.decision):
+        if self._granter is not None and not isinstance(answer.decision, GrantDevices):
+            self._granter.skip(pod)
+            if self._granter.holds(answer.decision):
                 self._decider.release(answered)
-                self._wait(pod, answer.group, Wait(_LENT_FOR_ANOTHER, poll=_SETTLING_SECONDS))
+                self._wait(pod, answer.group, Wait(_GRANTED_TO_ANOTHER, poll=_SETTLING_SECONDS))
                 return
         match answer.decision:
             case Hard():
@@ -267,12 +265,9 @@ class Allocator:
             case GroupWrite():
                 assert answer.group is not None
                 await self._write_group(answer.group, answered, answer.decision)
-            case Lend():
-                assert isinstance(self._lender, Lender)
-                self._lender.begin(pod, answer.decision)
             case GrantDevices():
-                assert isinstance(self._lender, Granter)
-                self._lender.begin(pod, answer.decision)
+                assert self._granter is not None
+                self._granter.begin(pod, answer.decision)
             case NotYet():
                 self._not_yet(pod, answer.group, answer.decision)
             case SetAside():

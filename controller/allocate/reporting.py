@@ -121,35 +121,6 @@ class AllocationReports:
         """Report that kube-scheduler has enough to do without a pod."""
         self._reasons.waits(pod, "WaitingForTurn", _NO_ROOM, passing=True)
 
-    def waits_for_loan(self, pod: Pod, why: str) -> None:
-        """Report why nothing is lent yet for a pod that only kube-scheduler can place."""
-        self._reasons.waits(
-            pod, "WaitingForLoan", f"only kube-scheduler can allocate what it asks for: {why}"
-        )
-
-    def refuses_loan(self, pod: Pod, why: str) -> None:
-        """Report why nothing is lent for a pod, which does not pass by itself."""
-        self.waits_for_loan(pod, why)
-        text = f"only kube-scheduler can allocate what it asks for, and nothing is lent to it: {why}"
-        self._recorder.event(PODS, pod, "Warning", "WaitingForLoan", text)
-
-    def lends(self, pod: Pod, lent: Mapping[str, Sequence[str]]) -> None:
-        """Report that devices are lent for a pod, by node."""
-        named = "; ".join(f"{_named(devices)} of node {node}" for node, devices in lent.items())
-        which = "those of one node" if len(lent) > 1 else "them"
-        text = f"{named} are lent to kube-scheduler, which allocates {which} and places the pod"
-        self._recorder.event(PODS, pod, "Normal", "DevicesLent", text)
-        self._reasons.waits(pod, "DevicesLent", text, passing=True)
-
-    def loan_in_vain(self, pod: Pod, nodes: Sequence[str], why: str) -> None:
-        """Report that devices of some nodes were lent for a pod that has not got them."""
-        text = f"devices of node {', '.join(nodes)} were lent to kube-scheduler in vain: {why}"
-        self._recorder.event(PODS, pod, "Warning", "LoanInVain", text)
-
-    def loan_ended(self, why: str) -> None:
-        """Count a loan that is over."""
-        self._metrics.loans.labels(why).inc()
-
     def waits_for_grant(self, pod: Pod, why: str) -> None:
         """Report why nothing is granted yet for a pod that only kube-scheduler can place."""
         self._reasons.waits(
@@ -177,7 +148,7 @@ class AllocationReports:
 
     def grants_ended(self, why: str) -> None:
         """Count a pod for which the grants are over."""
-        self._metrics.loans.labels(why).inc()
+        self._metrics.grants.labels(why).inc()
 
     def delayed(self, pod: Pod) -> None:
         """Report that a pod waits for its turn in the slow lane."""

@@ -91,7 +91,7 @@ class Wakeups:
         nodes: Informer[Node],
         others: tuple[Informer[Any], ...],
         groups_of: GroupsOf,
-        wants_loan: Callable[[Pod], bool] = lambda _: False,
+        wants_grant: Callable[[Pod], bool] = lambda _: False,
     ) -> None:
         """Follow the informers.
 
@@ -110,9 +110,9 @@ class Wakeups:
             nodes: all.
             others: objects of which every change may help.
             groups_of: the group of a pod.
-            wants_loan: whether a pod needs devices without naming claims.
+            wants_grant: whether a pod needs devices without naming claims.
         """
-        self._wants_loan = wants_loan
+        self._wants_grant = wants_grant
         self._timings = timings
         self._clock = clock
         self._mode = mode
@@ -269,7 +269,7 @@ class Wakeups:
     # --- pods -----------------------------------------------------------------------------------------------
 
     def _pod_added(self, pod: Pod) -> None:
-        if uses_claims(pod) or is_gated(pod) or self._wants_loan(pod):
+        if uses_claims(pod) or is_gated(pod) or self._wants_grant(pod):
             self.queue.add(pod.key)
         else:
             self.look_at_group(pod)

@@ -27,7 +27,6 @@ from controller.assembly.environment import Environment, State
 from controller.assembly.parts import (
     doubles_of,
     granter_of,
-    lender_of,
     preemption_of,
     scale_up_of,
     wakeups_of,
@@ -59,7 +58,7 @@ class Allocation:
     setting_aside: SettingAside
     scale_up: ScaleUp
     preemption: Preemption
-    lending: GrantStatus | None
+    grant_status: GrantStatus | None
     reasons: WaitingReasons
     workers: int
 
@@ -91,8 +90,7 @@ class Allocation:
             wakeups.pending,
             lambda pod, grouped: config.scale_up_pods > 0 and added.could_take(pod, grouped=grouped),
         )
-        parts = env, state, publishing, wakeups, writer, reports
-        lender, lending = granter_of(*parts) or lender_of(*parts)
+        granter, grant_status = granter_of(env, state, publishing, wakeups, writer, reports)
         groups = GroupFinder(
             informers.pods.by_index,
             informers.pods.number_by_index,
@@ -115,7 +113,7 @@ class Allocation:
             config.schedulers,
             groups,
             informers.pods,
-            lender,
+            granter,
         )
         unused = UnusedAllocations(
             config.schedulers, informers.pods, assume_cache, owners, deallocator, wakeups
@@ -169,7 +167,7 @@ class Allocation:
             setting_aside,
             scale_up,
             preemption,
-            lending,
+            grant_status,
             reasons,
             config.workers,
         )
@@ -187,8 +185,8 @@ class Allocation:
         tasks.create_task(self.setting_aside.run())
         tasks.create_task(self.scale_up.run())
         tasks.create_task(self.preemption.run())
-        if self.lending is not None:
-            tasks.create_task(self.lending.run())
+        if self.grant_status is not None:
+            tasks.create_task(self.grant_status.run())
         tasks.create_task(self.reasons.run())
 
     def close(self) -> None:

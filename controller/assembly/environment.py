@@ -16,7 +16,7 @@ from controller.allocate.state.pool_owners import CurrentOwners
 from controller.allocate.state.pool_states import PoolStates
 from controller.allocate.worker.child import Child, WorkerChild
 from controller.allocate.worker.process import Limits, WorkerProcess
-from controller.config import ControllerConfig, LendingMode
+from controller.config import ControllerConfig
 from controller.informers import Informers
 from controller.observe.metrics import Metrics
 from controller.publish.publisher import POOL_INDEX
@@ -111,7 +111,6 @@ class State:
             rest_seconds=config.binding_seconds,
             decision_seconds=config.decision_seconds,
             group_decision_seconds=config.group_decision_seconds,
-            lends=config.lending is LendingMode.ON,
             grants=config.open_pools,
             shapes=config.shapes,
             group_labels=config.group_labels,
@@ -139,7 +138,7 @@ class State:
         )
         owners = CurrentOwners(config.drivers, pools, slices, informers.classes)
         pool_changed.listen(owners.pool_changed)
-        pools.follow(informers.inventories, slices)
+        pools.follow(slices)
         return cls(
             journal=journal,
             answers=answers,

@@ -9,15 +9,13 @@ from controller.allocate.answers.decider import Decider
 from controller.allocate.attempts import Attempts, TakenBack
 from controller.allocate.deallocation import Deallocator
 from controller.allocate.decide import GroupFinder, groups_by
-from controller.allocate.granting import CounterPools as PoolsWithCounters
-from controller.allocate.granting import Granter, GrantLimits, GrantStatus, PodGrants
-from controller.allocate.lending import (
+from controller.allocate.granting import (
     CounterPools,
-    Lender,
-    LoanLimits,
-    PodLoans,
-    SettledShares,
-    wants_loan,
+    Granter,
+    GrantLimits,
+    GrantStatus,
+    PodGrants,
+    wants_grant,
 )
 from controller.allocate.preempting import (
     Candidates,
@@ -37,12 +35,10 @@ from controller.allocate.wakeups import Wakeups
 from controller.allocate.writer import Writer
 from controller.assembly.environment import Environment, State
 from controller.assembly.publishing import Publishing
-from controller.config import LendingMode
 from controller.observe.node_labels import NodeLabeler
 from controller.publish.publisher import POOL_INDEX
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import Uid
-from dra_driver.fleet import GRANTING
 from dra_driver.kube import Handler
 from dra_driver.ownership import PoolAllocator, refusal_of
 
@@ -50,7 +46,6 @@ __all__ = [
     "doubles_of",
     "granter_of",
     "labeler_of",
-    "lender_of",
     "preemption_of",
     "scale_up_of",
     "wakeups_of",
@@ -82,8 +77,8 @@ def wakeups_of(
         nodes=informers.nodes,
         others=(informers.slices, informers.classes, informers.taint_rules),
         groups_of=groups_by(env.config.group_labels),
-        wants_loan=functools.partial(wants_loan, claim_of=state.assume_cache.get)
-        if env.config.lending is LendingMode.ON or env.config.open_pools
+        wants_grant=functools.partial(wants_grant, claim_of=state.assume_cache.get)
+        if env.config.open_pools
         else lambda _: False,
     )
     StorageChanges(
@@ -104,48 +99,6 @@ def wakeups_of(
     return wakeups
 
 
-def lender_of(
-    env: Environment,
-    state: State,
-    publishing: Publishing,
-    wakeups: Wakeups,
-    writer: Writer,
-    reports: AllocationReports,
-) -> tuple[Lender | None, GrantStatus | None]:
-    """Return the part that lends devices to kube-scheduler, and the one that shows it.
-
-    None where nothing is lent; the second is there, too, where what was lent comes back.
-    """
-    config, informers, gated = env.config, env.informers, publishing.gated
-    status = functools.partial(GrantStatus, env.client, env.clock, config.namespace, config.lending.value)
-    if config.lending is LendingMode.OFF:
-        return None, None
-    if gated is None:
-        return None, status(lambda: "", tuple, tuple)
-    loans = PodLoans(
-        publishing.loans,
-        state.assume_cache,
-        SettledShares(informers.claims, informers.pods, env.clock),
-        lambda pool: informers.slices.by_index(POOL_INDEX, pool),
-        informers.pods,
-        env.clock,
-        wakeups.queue.add,
-        wakeups.rank,
-    )
-    env.metrics.watch_loan_pods(loans.__len__)
-    limits = LoanLimits(
-        config.lending_scan_seconds,
-        CounterPools(informers.slices),
-        gated.refusal,
-        gated.changed,
-        informers.pods,
-        loans.ended,
-        wakeups.queue.add,
-    )
-    lender = Lender(loans, limits, state.journal, wakeups, writer, reports, env.clock, informers.pods)
-    return lender, status(publishing.loans.obstacle, gated.ungated, loans.shown)
-
-
 def granter_of(
     env: Environment,
     state: State,
@@ -153,14 +106,14 @@ def granter_of(
     wakeups: Wakeups,
     writer: Writer,
     reports: AllocationReports,
-) -> tuple[Granter, GrantStatus] | None:
+) -> tuple[Granter, GrantStatus] | tuple[None, None]:
     """Return the part that grants devices to kube-scheduler, and the one that shows it.
 
-    None where no pools are to be open.
+    None and None where no pools are to be open.
     """
     config, informers, port, gated = env.config, env.informers, publishing.grants, publishing.gated
     if port is None or gated is None:
-        return None
+        return None, None
     grants = PodGrants(
         port,
         state.assume_cache,
@@ -170,16 +123,19 @@ def granter_of(
         wakeups.queue.add,
         wakeups.rank,
     )
-    env.metrics.watch_loan_pods(grants.__len__)
-    counted = PoolsWithCounters(informers.slices)
-    seconds = config.lending_scan_seconds
-    limits = GrantLimits(seconds, counted, informers.pods, grants.ended, wakeups.queue.add)
+    env.metrics.watch_grants(grants.__len__, port.count)
+    limits = GrantLimits(
+        config.grant_scan_seconds,
+        CounterPools(informers.slices),
+        informers.pods,
+        grants.ended,
+        wakeups.queue.add,
+    )
     granter = Granter(grants, limits, state.journal, wakeups, writer, reports, env.clock, informers.pods)
     status = GrantStatus(
         env.client,
         env.clock,
         config.namespace,
-        GRANTING,
         lambda: gated.problem() or port.obstacle(),
         gated.ungated,
         grants.shown,

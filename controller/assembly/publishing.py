@@ -10,22 +10,19 @@ from dataclasses import dataclass
 import structlog
 
 from controller.assembly.environment import Environment, State
-from controller.config import LendingMode
 from controller.observe.metrics import Metrics
 from controller.publish.dropped import DroppedCapacity, advice_to_administrators
 from controller.publish.extended_resources import ExtendedResources
-from controller.publish.gated import TRIED, GatedNamespaces
+from controller.publish.former_recalls import FormerRecalls
+from controller.publish.gated import GatedNamespaces
 from controller.publish.gates import PoolGates
 from controller.publish.gone_claims import GoneClaimWriter
 from controller.publish.grants import PoolGrants
 from controller.publish.guard import GuardKeeper
 from controller.publish.known_claims import KnownClaims
-from controller.publish.lending import FirstRead
-from controller.publish.loans import PoolLoans
 from controller.publish.open_pools import OpenPools
 from controller.publish.policies import PolicyBook
 from controller.publish.publisher import POOL_INDEX, Publisher
-from controller.publish.recalls import RecallWriter
 from controller.publish.tolerators import Tolerators
 from dra_driver.errors import DraError
 from dra_driver.kube import Backoff
@@ -47,13 +44,11 @@ class Publishing:
 
     policies: PolicyBook
     publisher: Publisher
-    loans: PoolLoans
-    recalls: RecallWriter | None
-    first_read: FirstRead
     gated: GatedNamespaces | None
     gone_claims: GoneClaimWriter
     grants: PoolGrants | None
     guard: GuardKeeper | None
+    former_recalls: FormerRecalls
 
     @classmethod
     def of(cls, env: Environment, state: State) -> Publishing:
@@ -68,28 +63,15 @@ class Publishing:
             timings=config.timings,
             default=PoolPolicy(config.strategy, config.node_policy),
         )
-        claims = KnownClaims(client, state.assume_cache)
         gates, grants = _gates(env, state)
         gated: GatedNamespaces | None = None
         open_pools: OpenPools | None = None
         guard: GuardKeeper | None = None
-        if config.lending is LendingMode.ON:
+        if grants is not None:
+            claims = KnownClaims(client, state.assume_cache)
             gated = GatedNamespaces(client, informers.namespaces)
-        elif grants is not None:
-            gated = GatedNamespaces(client, informers.namespaces, TRIED)
             open_pools = OpenPools(grants, gated, gates)
             guard = GuardKeeper(client, clock, config.namespace, config.drivers, grants, claims)
-        loans = PoolLoans(
-            config.lending,
-            config.timings,
-            clock,
-            gates,
-            inventories=informers.inventories,
-            slices=informers.slices,
-            slices_of=lambda pool: informers.slices.by_index(POOL_INDEX, pool),
-            blocked=state.pools.set_lent,
-            ungated=gated.problem if gated is not None else lambda: "",
-        )
         publisher = Publisher(
             client,
             config,
@@ -100,7 +82,6 @@ class Publishing:
             nodes=informers.nodes,
             policies=policies,
             gates=gates,
-            loans=loans,
             open_pools=open_pools,
             tolerators=_tolerators(env, state),
             extended_resources=ExtendedResources(informers.classes, changed=state.republish.send),
@@ -121,13 +102,8 @@ class Publishing:
         env.metrics.watch_gone_claims(state.gone_claims.__len__)
         for queue in (publisher.queue, policies.queue, gone_claims.queue):
             env.metrics.watch_queue(queue.name, queue.__len__)
-        recalls: RecallWriter | None = None
-        if config.lending is not LendingMode.OFF:
-            seconds = config.timings.recalled
-            recalls = RecallWriter(client, clock, config.namespace, loans, gates, seconds)
-            env.metrics.watch_loans(loans.count, recalls.__len__)
-        first_read = FirstRead(claims, loans, config.timings.drain)
-        return cls(policies, publisher, loans, recalls, first_read, gated, gone_claims, grants, guard)
+        former = FormerRecalls(client, config.namespace, config.drivers, informers.inventories)
+        return cls(policies, publisher, gated, gone_claims, grants, guard, former)
 
     async def probe(self, metrics: Metrics) -> None:
         """Ask the API server which fields it keeps, until it answers: that decides who allocates."""
@@ -151,11 +127,9 @@ class Publishing:
         tasks.create_task(self.publisher.follow_server())
         tasks.create_task(self.policies.run())
         tasks.create_task(self.gone_claims.run())
-        if self.recalls is not None:
-            tasks.create_task(self.recalls.run())
-            tasks.create_task(self.first_read.run())
         if self.gated is not None:
             tasks.create_task(self.gated.run())
+        tasks.create_task(self.former_recalls.run())
         if self.guard is not None:
             tasks.create_task(self.guard.run())
 

@@ -21,7 +21,7 @@ from dra_driver.errors import ApiError, ApiUnavailable
 from dra_driver.fleet import ShapeCount
 from dra_driver.kube import Call, DelegatingClient
 from dra_driver.ports import KubeClient
-from dra_driver.publishing.loans import LoanState
+from dra_driver.publishing.grants import GrantState
 
 __all__ = ["CONTENT_TYPE", "MeteredClient", "Metrics"]
 
@@ -102,11 +102,11 @@ class Metrics:
             ["reason"],
             registry=self.registry,
         )
-        self.loans = Counter(
-            f"{prefix}_ended_loans",
-            "Loans of devices to kube-scheduler for a pod that are over: allocated, gone (the pod), timeout "
-            "(it has not used them), refused (it could not place the pod), taken (by another pod), "
-            "interrupted (it was needed back).",
+        self.grants = Counter(
+            f"{prefix}_ended_grants",
+            "Grants of devices to kube-scheduler for a pod that are over: allocated, gone (the pod), timeout "
+            "(it has not used them), refused (it could not place the pod), elsewhere (it has chosen others), "
+            "interrupted (they were needed back).",
             ["reason"],
             registry=self.registry,
         )
@@ -186,9 +186,9 @@ class Metrics:
             "Claims that went without being deallocated, whose devices their nodes have not freed yet.",
             registry=self.registry,
         )
-        self._lent_for = Gauge(
-            f"{prefix}_loan_pods",
-            "Pods for which devices are lent to kube-scheduler.",
+        self._granted_for = Gauge(
+            f"{prefix}_granted_pods",
+            "Pods for which devices are granted to kube-scheduler.",
             registry=self.registry,
         )
         self._set_aside = Gauge(
@@ -235,15 +235,10 @@ class Metrics:
             "Pods and groups for which others would be preempted, in a dry run.",
             registry=self.registry,
         )
-        self._loans = Gauge(
-            f"{prefix}_loans",
-            "Units of devices that are lent to kube-scheduler, or on their way there or back, by state.",
+        self._grants = Gauge(
+            f"{prefix}_grants",
+            "Units of devices that are granted to kube-scheduler, or on their way there or back, by state.",
             ["state"],
-            registry=self.registry,
-        )
-        self._recalled = Gauge(
-            f"{prefix}_recalled_devices",
-            "Devices that kube-scheduler may allocate no longer; with 512 nothing more is lent.",
             registry=self.registry,
         )
         self._open_pools = Gauge(
@@ -325,9 +320,12 @@ class Metrics:
         """Read how many claims that are gone keep devices whenever metrics are read."""
         self._gone_claims.set_function(count)
 
-    def watch_loan_pods(self, count: Callable[[], float]) -> None:
-        """Read for how many pods devices are lent whenever metrics are read."""
-        self._lent_for.set_function(count)
+    def watch_grants(self, pods: Callable[[], float], count: Callable[[GrantState], float]) -> None:
+        """Read for how many pods devices are granted, and how many units, whenever metrics are read."""
+        self._granted_for.set_function(pods)
+        for state in GrantState:
+            if state.blocked:
+                self._grants.labels(state.name.lower()).set_function(functools.partial(count, state))
 
     def watch_set_aside(self, devices: Callable[[], float], longest_wait: Callable[[], float]) -> None:
         """Read how many devices are set aside, and how long pods wait, whenever metrics are read."""
@@ -342,13 +340,6 @@ class Metrics:
         """Read for how many pods and groups others are, or would be, preempted whenever metrics are read."""
         self._preempting.set_function(rounds)
         self._would_preempt.set_function(wishes)
-
-    def watch_loans(self, count: Callable[[LoanState], float], recalled: Callable[[], float]) -> None:
-        """Read how many units are lent, and devices recalled, whenever metrics are read."""
-        for state in LoanState:
-            if state.blocked:
-                self._loans.labels(state.name.lower()).set_function(functools.partial(count, state))
-        self._recalled.set_function(recalled)
 
     def watch_open_pools(self, count: Callable[[], float], in_force: Callable[[], bool | None]) -> None:
         """Read how many pools are open, and whether the policy is in force, whenever metrics are read."""

@@ -1,8 +1,8 @@
 """Whether the pods of every namespace are created with the gate.
 
-What is lent for a pod may be allocated by any pod that kube-scheduler looks at. With the gate on all pods
-these are those that the controller has let go; a pod of a namespace without it would take what is lent for
-others, past their order. So nothing is lent then.
+In open pools kube-scheduler sees every free device. With the gate on all pods it looks at those that the
+controller has let go; pods of a namespace without it would be tried again and again with devices that they
+cannot have. So no pool is open then.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ from dra_driver.kube import Handler, Informer
 from dra_driver.ports import KubeClient
 from dra_driver.resourceclaim import Gating, gating_of_policy, gating_of_webhook
 
-__all__ = ["LENT", "TRIED", "GatedNamespaces"]
+__all__ = ["GatedNamespaces"]
 
 log = structlog.get_logger(__name__)
 
 # How often what sets the gate is read. Namespaces are watched.
 _READ_SECONDS: Final = 10.0
-LENT: Final = "could take what is lent for others"
-TRIED: Final = "kube-scheduler would try them with devices that it cannot have"
+_EFFECT: Final = "kube-scheduler would try them with devices that it cannot have"
 
 
 class GatedNamespaces:
@@ -44,16 +43,14 @@ class GatedNamespaces:
     Args:
         client: for reads.
         namespaces: all of them.
-        effect: what comes of pods without the gate, for people.
 
     Attributes:
         changed: sent when ``problem`` is another.
     """
 
-    def __init__(self, client: KubeClient, namespaces: Informer[Namespace], effect: str = LENT) -> None:
+    def __init__(self, client: KubeClient, namespaces: Informer[Namespace]) -> None:
         self.changed: Signal[[]] = Signal()
         self._client = client
-        self._effect = effect
         self._namespaces = namespaces
         self._gating: Gating | None = None
         self._why = "whether pods are created with the gate has not been read yet"
@@ -65,7 +62,7 @@ class GatedNamespaces:
         )
 
     def problem(self) -> str:
-        """Return why pods without the gate could take what is lent; empty if none can."""
+        """Return why pods may come without the gate; empty if none do."""
         return self._problem
 
     def refusal(self) -> str:
@@ -148,7 +145,7 @@ class GatedNamespaces:
         if not problem and (number := len(self._ungated)):
             problem = (
                 f"pods of {number} namespace{'s' * (number != 1)} are created without the gate "
-                f"{ALLOCATION_GATE}, and {self._effect}"
+                f"{ALLOCATION_GATE}, and {_EFFECT}"
             )
         if problem != self._problem:
             self._problem = problem

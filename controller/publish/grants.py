@@ -386,7 +386,7 @@ class PoolGrants:
     def _without_freed(self, pool: PoolID, grant: Grant) -> Grant:
         if not grant.kept:
             return grant
-        old = self._now - self._timings.recalled
+        old = self._now - self._timings.kept
         held = frozenset(self._taken(pool))
         kept = {
             name for name in grant.kept & held if self._kept_since.setdefault((pool, name), self._now) > old

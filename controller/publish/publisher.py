@@ -19,7 +19,6 @@ from controller.publish.execution import Attempts, Execution
 from controller.publish.extended_resources import ExtendedResources
 from controller.publish.gates import PoolGates
 from controller.publish.known_claims import KnownClaims
-from controller.publish.loans import PoolLoans
 from controller.publish.open_pools import OpenPools
 from controller.publish.other_drivers import OtherDrivers
 from controller.publish.pace import Pace
@@ -47,7 +46,6 @@ from dra_driver.ownership import (
 from dra_driver.ports import Clock, KubeClient
 from dra_driver.publishing import PublicationPlan, Seen, Verdict, conditions, plan_publication
 from dra_driver.publishing.epochs import EpochEvent
-from dra_driver.publishing.loans import Lending
 from dra_driver.publishing.seen import Guarding
 from dra_driver.resourceslice import Presence, ServerFeatures, Usage, share_a_device
 from dra_driver.structured import PoolPolicy
@@ -88,7 +86,6 @@ class Publisher:
         slices: Informer[ResourceSlice],
         nodes: Informer[Node],
         gates: PoolGates,
-        loans: PoolLoans | None = None,
         open_pools: OpenPools | None = None,
         policies: PolicyBook | None = None,
         tolerators: Tolerators | None = None,
@@ -108,7 +105,6 @@ class Publisher:
             slices: with the index ``POOL_INDEX``.
             nodes: owners of the slices, and what policies select on.
             gates: pools that the allocator must leave alone.
-            loans: what is lent of pools; if None, nothing ever was.
             open_pools: whether pools can be open; if None, none is.
             policies: DevicePolicies; if None, there are none.
             tolerators: claims that kube-scheduler could serve from our pools; if None, there are none.
@@ -124,7 +120,6 @@ class Publisher:
         self._slices = slices
         self._nodes = nodes
         self._gates = gates
-        self._loans = loans
         self._open_pools = open_pools
         self._policies = policies
         self._tolerators = tolerators
@@ -222,8 +217,6 @@ class Publisher:
                 deleted=self._slice_deleted,
             )
         )
-        if self._loans is not None:
-            self._loans.asking.listen(self.look_at)
         self._nodes.add_handler(
             Handler(added=lambda n: self._look_at_node(n.metadata.name), updated=self._node_updated)
         )
@@ -350,12 +343,7 @@ class Publisher:
         inventory, plan = planned
         if plan.reads_claims:
             known = await self._claims.are_known(plan.pool)
-            planned = await self._plan(
-                name,
-                features,
-                claims_seen=known if plan.handover_reads_claims else None,
-                loans_claims_seen=known if plan.loans_read_claims else None,
-            )
+            planned = await self._plan(name, features, claims_seen=known)
             if planned is None:
                 return
             inventory, plan = planned
@@ -368,20 +356,11 @@ class Publisher:
             raise
 
     async def _look_at_the_rest(self, name: str) -> None:
-        """Let the loans of a pool end whose inventory is gone, and the record of one whose driver is."""
+        """Let the record of an inventory end whose driver is gone."""
         inventory = self._inventories.get_by_name(name)
         if inventory is not None and self._is_left_behind(inventory):
             condition = conditions.left_behind(inventory.spec.driver, self._config.drivers)
             await show(self._client, inventory, condition, self._clock, {"devices": 0})
-            return
-        pool = self._loans.without_inventory(name) if self._loans is not None else None
-        if self._loans is None or pool is None:
-            return
-        look = self._loans.look(pool)
-        if look.reads_claims:
-            look = self._loans.look(pool, claims_seen=await self._claims.are_known(pool))
-        if look.again:
-            self.queue.add_after(name, look.again)
 
     def _is_left_behind(self, inventory: DeviceInventory) -> bool:
         """Return whether an inventory says that something is published, and its driver is no longer there.
@@ -410,38 +389,25 @@ class Publisher:
         return False
 
     async def _plan(
-        self,
-        name: str,
-        features: ServerFeatures,
-        *,
-        claims_seen: bool | None = None,
-        loans_claims_seen: bool | None = None,
+        self, name: str, features: ServerFeatures, *, claims_seen: bool | None = None
     ) -> tuple[DeviceInventory, PublicationPlan] | None:
         """Look at an inventory of ours and return what to do about it.
 
-        Whose the pool is, and what is lent of it, counts at once. Each look has a round of the event loop of
-        its own: several in one round hold up all else.
+        Whose the pool is counts at once. Each look has a round of the event loop of its own: several in one
+        round hold up all else.
         """
         async with self._planning:
             await asyncio.sleep(0)
             inventory = self._inventories.get_by_name(name)
             if inventory is None or inventory.spec.driver not in self._config.drivers:
                 return None
-            seen = self._look(inventory, features, claims_seen, loans_claims_seen)
+            seen = self._look(inventory, features, claims_seen)
             plan = plan_publication(seen)
             if plan.verdict is Verdict.PUBLISHES:
                 self._gates.hand_over(plan.pool, plan.handover, plan.handover_effects)
-                if self._loans is not None:
-                    self._loans.put(plan.pool, plan.loans)
             return inventory, plan
 
-    def _look(
-        self,
-        inventory: DeviceInventory,
-        features: ServerFeatures,
-        claims_seen: bool | None,
-        loans_claims_seen: bool | None,
-    ) -> Seen:
+    def _look(self, inventory: DeviceInventory, features: ServerFeatures, claims_seen: bool | None) -> Seen:
         """Return what is seen of a pool right now."""
         pool = pool_of_inventory(inventory)
         node = self._nodes.get_by_name(inventory.spec.node_name)
@@ -469,7 +435,6 @@ class Publisher:
             claims_seen=claims_seen,
             drain=self._config.timings.drain,
             freeze=self._gates.freeze(pool),
-            lending=self._loans.seen(pool, claims_seen=loans_claims_seen) if self._loans else Lending(),
             guarding=self._open_pools.guarding(pool) if self._open_pools else Guarding(),
             begun=self._attempts.begun(inventory),
             now=self._clock.monotonic(),
@@ -496,10 +461,8 @@ class Publisher:
             self._pending.discard(plan.pool)
         if self._policies is not None and self._policies.record(inventory, plan.desired):
             self._rule_changed(plan.pool, self._policies.rule(plan.pool))
-        left = self._loans.left(plan.pool) if self._loans is not None else 0.0
-        for seconds in (plan.again, left):
-            if seconds:
-                self.queue.add_after(inventory.metadata.name, seconds)
+        if plan.again:
+            self.queue.add_after(inventory.metadata.name, plan.again)
 
 
 def _usage(assumed: AssumeCache | None, pool: PoolID, slices: Iterable[ResourceSlice]) -> Usage:

@@ -27,9 +27,6 @@ KUBE_VERSION = "1.36.0"
 
 PREEMPTION = ("controller.preemption=on", "controller.preemptionViolatesBudgets=true")
 
-# Nothing is lent unless every namespace has the gate.
-LENDING = ("controller.lending=on", "admissionPolicies.gateNamespaces=all")
-
 # Pools are open where every namespace has the gate.
 OPEN_POOLS = ("admissionPolicies.gateNamespaces=all",)
 
@@ -58,11 +55,6 @@ MANIFESTS: Mapping[str, tuple[str, Sequence[str]]] = {
         "webhook-configurations.yaml",
         (*EXTERNAL, f"{CAPACITY}=true"),
     ),
-    "optional/lending/rbac.yaml": ("rbac.yaml", LENDING),
-    "optional/lending/account-policies.yaml": ("account-policies.yaml", LENDING),
-    "optional/lending/gating.yaml": ("gate-policy.yaml", LENDING),
-    "optional/lending/kept.yaml": ("kept.yaml", LENDING),
-    "optional/lending/recalled-devices.yaml": ("lending.yaml", LENDING),
     "optional/open-pools/rbac.yaml": ("rbac.yaml", OPEN_POOLS),
     "optional/open-pools/account-policies.yaml": ("account-policies.yaml", OPEN_POOLS),
     "optional/open-pools/gating.yaml": ("gate-policy.yaml", OPEN_POOLS),

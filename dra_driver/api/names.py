@@ -20,6 +20,7 @@ __all__ = [
     "EXTENDED_RESOURCE_ANNOTATION",
     "GATE_POLICY",
     "GRANTS",
+    "GRANT_STATUS",
     "GROUP_BY_ANNOTATION",
     "GROUP_DOMAIN_ANNOTATION",
     "GROUP_LABEL",
@@ -27,7 +28,6 @@ __all__ = [
     "GROUP_SIZE_LABEL",
     "GROUP_SOME_RUN_ANNOTATION",
     "IMPLICIT_RESOURCE_PREFIX",
-    "LENDING_STATUS",
     "LISTS_GATE",
     "NOT_ON_NODE",
     "NUMA_NODE",
@@ -62,20 +62,20 @@ REQUEST_SHAPES: Final = "dra-driver-request-shapes"
 """ConfigMap of an installation: request shapes by name, as `--shape` takes them."""
 
 RECALLED_DEVICES: Final = "dra-driver-recalled-devices"
-"""ConfigMap with devices that kube-scheduler may allocate no longer, and the policy whose parameter it is."""
+"""ConfigMap in which an earlier version listed devices that kube-scheduler might allocate no longer."""
 GRANTS: Final = "dra-driver-grants"
 """ConfigMap that says what others than the controller may allocate, and the policy whose parameter it is."""
 TRIAL_CLAIM: Final = "dra-driver-trial"
 """ResourceClaim that is never allocated: with it the controller tries whether that policy refuses."""
-LENDING_STATUS: Final = "dra-driver-lending"
-"""ConfigMap in which the controller says whether devices are lent, why not, and for which pods."""
+GRANT_STATUS: Final = "dra-driver-grant-status"
+"""ConfigMap in which the controller says whether devices are granted, why not, and for which pods."""
 
 # Devices of a pool that our controller allocates carry this NoSchedule taint, so that kube-scheduler's
 # allocator never picks them; the value is "allocates".
 CONTROLLER_TAINT: Final = "dra-driver.dev/controller"
 
-# On slices of a pool of which kube-scheduler can allocate nothing: the counters, as JSON, in place of
-# ``sharedCounters`` and ``consumesCounters`` (see ``ResourceSlice``).
+# On slices that an earlier version has written: the counters, as JSON, in place of ``sharedCounters`` and
+# ``consumesCounters`` (see ``ResourceSlice``).
 COUNTERS_ANNOTATION: Final = "dra-driver.dev/counters"
 
 # Scheduling gate of pods whose claims our controller allocates, and the namespace label that turns it on

@@ -7,7 +7,6 @@ Source: the API reference of Kubernetes 1.34 to 1.37; KEP-4815 for counters.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
@@ -222,11 +221,10 @@ class ResourceSliceSpec(ExactWire, frozen=True, kw_only=True):
 class ResourceSlice(WireObject, frozen=True, kw_only=True):
     """A part of a pool of devices, with its counters, however they are stored.
 
-    For each node that kube-scheduler tries for a claim, it reads every slice with counters of the whole
-    cluster. Where it can allocate nothing from a pool, the controller therefore stores the counters in the
-    annotation ``COUNTERS_ANNOTATION``. Whatever decodes this struct gets them back in their fields: without
-    them, overlapping partitions would look like devices of their own. The value of the annotation is empty
-    from then on; its presence says how the slice is stored.
+    An earlier version of the controller stored the counters of some pools in the annotation
+    ``COUNTERS_ANNOTATION``, where kube-scheduler does not see them. Whatever decodes this struct gets them
+    back in their fields: without them, overlapping partitions would look like devices of their own. The value
+    of the annotation is empty from then on; its presence says how the slice is stored.
 
     An annotation that cannot be decoded leaves no devices, because it is not known what they share.
     """
@@ -247,18 +245,6 @@ class ResourceSlice(WireObject, frozen=True, kw_only=True):
     def withholds_counters(self) -> bool:
         """Whether the counters are stored in the annotation, where kube-scheduler does not see them."""
         return COUNTERS_ANNOTATION in (self.metadata.annotations or {})
-
-    def as_stored(self) -> dict[str, Any]:
-        """Return the slice as plain data, as it is sent to the API server."""
-        if not self.withholds_counters:
-            return codec.to_raw(RESOURCE_SLICES, self)
-        consumed = {d.name: d.consumes_counters for d in self.spec.devices if d.consumes_counters}
-        devices = tuple(msgspec.structs.replace(d, consumes_counters=()) for d in self.spec.devices)
-        spec = msgspec.structs.replace(self.spec, devices=devices, shared_counters=())
-        counters = _WithheldCounters(shared_counters=self.spec.shared_counters, consumes_counters=consumed)
-        raw = codec.to_raw(RESOURCE_SLICES, msgspec.structs.replace(self, spec=spec))
-        raw["metadata"]["annotations"][COUNTERS_ANNOTATION] = codec.encode(counters).decode()
-        return raw
 
 
 class _WithheldCounters(Wire, frozen=True, kw_only=True):

@@ -33,13 +33,13 @@ from dra_driver.cli.allocator.manifests import Manifests
 from dra_driver.cli.capacity import object_notes, server_notes
 from dra_driver.cli.display.report import Block, Line, Report, plain
 from dra_driver.cli.explaining.answers import Answer, answer_data, answer_report, answers
-from dra_driver.cli.explaining.loans import loan_sentences, loans_of, needs_loan
+from dra_driver.cli.explaining.grants import grant_sentences, grants_of, needs_grant
 from dra_driver.cli.explaining.targets import CLAIM, Target, is_target, parse_target, pods_of
 from dra_driver.cli.live import showing
-from dra_driver.cli.live.lending import read_lending
+from dra_driver.cli.live.grants import read_grants
 from dra_driver.cli.live.reading import Lister, Source
 from dra_driver.errors import InvalidInput
-from dra_driver.fleet import LendingShown, preemptions_of, waiting_condition, withheld_notes
+from dra_driver.fleet import GrantsShown, preemptions_of, waiting_condition, withheld_notes
 from dra_driver.kube import KubeApi
 from dra_driver.resourceclaim import pod_claims
 from dra_driver.structured import NodePolicy, with_rules
@@ -82,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--system-namespace",
         default=SYSTEM_NAMESPACE,
         metavar="NS",
-        help="namespace of the driver, where its controller reports which devices are lent",
+        help="namespace of the driver, where its controller reports which devices are granted",
     )
     what = parser.add_argument_group("what to answer")
     allocator_manifests.add_claim_argument(what)
@@ -126,7 +126,7 @@ def _asked(
     targets: Sequence[Target],
     args: argparse.Namespace,
     namespace: str,
-    lending: LendingShown | None = None,
+    granted: GrantsShown | None = None,
 ) -> Explained:
     return explained(
         manifests,
@@ -136,7 +136,7 @@ def _asked(
         output=args.output,
         policy=NodePolicy(args.node_policy),
         all_drivers=args.all_drivers,
-        lending=lending,
+        granted=granted,
         kinds=_installed_kinds,
     )
 
@@ -172,8 +172,8 @@ async def _live(args: argparse.Namespace, targets: Sequence[Target]) -> int:
                     RESOURCE_CLAIM_TEMPLATES, or_in=namespace, without="templates are not looked at"
                 )
                 _warn([*once.notes, *object_notes(templates, manifests.claims, namespace)])
-            lending = await read_lending(client, args.system_namespace) if targets else None
-            found = _asked(manifests, targets, args, namespace, lending)
+            granted = await read_grants(client, args.system_namespace) if targets else None
+            found = _asked(manifests, targets, args, namespace, granted)
             fits = found.fits
             return found.shown
 
@@ -230,7 +230,7 @@ def explained(
     output: str = "table",
     policy: NodePolicy = NodePolicy.PACK,
     all_drivers: bool = False,
-    lending: LendingShown | None = None,
+    granted: GrantsShown | None = None,
     kinds: Callable[[], Kinds] = dict,
 ) -> Explained:
     """Return why claims can be allocated or not.
@@ -243,7 +243,7 @@ def explained(
         output: ``table``, ``wide``, ``json`` or ``yaml``.
         policy: which of several nodes that are equally good.
         all_drivers: whether devices of drivers that a claim is not about are counted.
-        lending: what the controller says of devices that are lent; if None, that is not known.
+        granted: what the controller says of grants; if None, that is not known.
         kinds: looks for the kinds of opaque parameters that installed packages bring.
 
     Raises:
@@ -259,10 +259,10 @@ def explained(
         if withheld:
             data["withheld"] = list(withheld)
         if pods:
-            data["pods"] = [_pod_data(manifests, pod, found, lending) for pod in pods]
+            data["pods"] = [_pod_data(manifests, pod, found, granted) for pod in pods]
         return Explained(common.format_data(data, output), fits)
     named = bool(targets or claims)
-    report: list[Sequence[Block]] = list(_pods_report(manifests, pods, found, lending))
+    report: list[Sequence[Block]] = list(_pods_report(manifests, pods, found, granted))
     report += answer_report(found, wide=output == "wide", condense=not named)
     if withheld:
         report.append([Line(note, "warning") for note in withheld])
@@ -291,7 +291,7 @@ def _claims(
 
 
 def _pod_data(
-    manifests: Manifests, pod: Pod, found: Sequence[Answer], lending: LendingShown | None
+    manifests: Manifests, pod: Pod, found: Sequence[Answer], granted: GrantsShown | None
 ) -> dict[str, Any]:
     own = [msgspec.to_builtins(row) for row in preemptions_of(manifests.pods) if row.pod == str(pod.key)]
     condition = waiting_condition(pod)
@@ -302,8 +302,8 @@ def _pod_data(
         "claims": [str(used.key) for used in pod_claims(pod) if used.key is not None],
         "missingClaims": _missing(manifests, pod),
         "preemptions": own,
-        "needsLoan": needs_loan(manifests, pod, found),
-        "loans": msgspec.to_builtins(loans_of(pod, lending)),
+        "needsGrant": needs_grant(manifests, pod, found),
+        "grants": msgspec.to_builtins(grants_of(pod, granted)),
     }
 
 
@@ -319,7 +319,7 @@ def _waits(message: str) -> str:
 
 
 def _pods_report(
-    manifests: Manifests, pods: Sequence[Pod], found: Sequence[Answer], lending: LendingShown | None
+    manifests: Manifests, pods: Sequence[Pod], found: Sequence[Answer], granted: GrantsShown | None
 ) -> Report:
     """Return what is known of pods; those that wait for the same reason are one paragraph."""
     same: dict[tuple[str, ...], list[Pod]] = {}
@@ -328,7 +328,7 @@ def _pods_report(
         lines = [f"runs on node {pod.spec.node_name}"] if pod.spec.node_name else []
         condition = waiting_condition(pod)
         lines += [_waits(str(condition.get("message") or ""))] if condition is not None else []
-        lines += loan_sentences(manifests, pod, found, lending)
+        lines += grant_sentences(manifests, pod, found, granted)
         lines += [row.sentence for row in preemptions if row.pod == str(pod.key)]
         if not any(True for _ in pod_claims(pod)):
             lines.append("uses no ResourceClaim")

@@ -29,9 +29,9 @@ from dra_driver.cli import common, shapes_argument
 from dra_driver.cli.capacity import object_notes, server_notes
 from dra_driver.cli.display.report import Block, Cell, Line, Report, Style, Table, plain
 from dra_driver.cli.live import showing
-from dra_driver.cli.live.lending import LendingReader, read_lending
+from dra_driver.cli.live.grants import GrantsReader, read_grants
 from dra_driver.cli.live.reading import Lister, Source
-from dra_driver.cli.overview.lending import LentRow, lending_blocks, lent_rows, lent_table, of_namespace
+from dra_driver.cli.overview.grants import grant_blocks, of_namespace
 from dra_driver.cli.overview.rows import (
     NamespaceRow,
     Row,
@@ -50,7 +50,7 @@ from dra_driver.fleet import (
     REFUSALS,
     STATES,
     Fleet,
-    LendingShown,
+    GrantsShown,
     PreemptionRow,
     RequestShape,
     ShapeCount,
@@ -191,8 +191,7 @@ class Overview:
     set_aside: tuple[SetAsideRow, ...] = ()
     preemptions: tuple[PreemptionRow, ...] = ()
     namespaces: tuple[NamespaceRow, ...] = ()
-    lent: tuple[LentRow, ...] = ()
-    lending: LendingShown | None = None
+    grants: GrantsShown | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +203,7 @@ class _Question:
         namespace: of the claims that are shown; empty: all.
         rules: the kind of DeviceTaintRules that is served.
         notes: what is to be said about the installation.
-        lending: reads whether devices are lent.
+        grants: reads whether devices are granted.
     """
 
     drivers: tuple[str, ...]
@@ -214,7 +213,7 @@ class _Question:
     namespace: str
     rules: Resource[DeviceTaintRule] | None
     notes: tuple[str, ...]
-    lending: LendingReader
+    grants: GrantsReader
 
 
 async def _question(
@@ -232,9 +231,9 @@ async def _question(
         shapes, notes = await _configured(client, system, drivers[0])
     rules = await served_rules(client) if shapes else None
     notes = [*await server_notes(client, namespace), *notes]
-    lending = functools.partial(read_lending, client, system)
+    grants = functools.partial(read_grants, client, system)
     said = tuple(notes)
-    return _Question(tuple(drivers), by, tuple(shapes), tuple(nodes), namespace, rules, said, lending)
+    return _Question(tuple(drivers), by, tuple(shapes), tuple(nodes), namespace, rules, said, grants)
 
 
 async def look(
@@ -316,8 +315,7 @@ async def _look(source: Source, question: _Question) -> Overview:
             if not namespace or any(n.startswith(f"{namespace}/") for n in (p.pod, *p.victims))
         ),
         namespaces=tuple(row for row in namespace_rows(views, waiting) if namespace in ("", row.namespace)),
-        lent=lent_rows(inventories, question.drivers, question.patterns),
-        lending=of_namespace(await question.lending(), namespace),
+        grants=of_namespace(await question.grants(), namespace),
     )
 
 
@@ -399,10 +397,8 @@ def _report(overview: Overview) -> Report:
     if overview.preemptions:
         found = [(p.pod, p.state, p.since, p.whom) for p in overview.preemptions]
         report.append([Table(("PREEMPTOR", "STATE", "SINCE", "PODS"), found)])
-    if overview.lending is not None:
-        report.append(list(lending_blocks(overview.lending)))
-    if overview.lent:
-        report.append([lent_table(overview.lent)])
+    if overview.grants is not None:
+        report.append(list(grant_blocks(overview.grants)))
     if overview.notes:
         report.append([Line(note, "warning") for note in overview.notes])
     return report
@@ -475,8 +471,7 @@ def _data(overview: Overview) -> dict[str, Any]:
         "waiting": [{"claim": w.claim, "pods": list(w.pods), "reason": w.reason} for w in overview.waiting],
         "setAside": [{"pod": s.pod, "since": s.since, "devices": s.devices} for s in overview.set_aside],
         "preemptions": [msgspec.to_builtins(p) for p in overview.preemptions],
-        "lent": [msgspec.to_builtins(r) for r in overview.lent],
-        "lending": msgspec.to_builtins(overview.lending),
+        "grants": msgspec.to_builtins(overview.grants),
         "shapes": [s.data() for s in overview.shapes],
         "nodes": overview.nodes,
         "notes": list(overview.notes),

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from dra_driver.fleet.fleet import Fleet
 from dra_driver.fleet.fragmentation import ShapeCount, count_shapes
-from dra_driver.fleet.history import FleetSample, History, HistoryEntry, Subject, Trend
-from dra_driver.fleet.lending import (
-    GRANTING,
-    LENDING,
-    LENDING_HELP,
+from dra_driver.fleet.grants import (
+    GRANTS_HELP,
     MOST_NAMED_NAMESPACES,
-    LendingShown,
-    LentToPod,
-    lending_data,
-    shown_lending,
+    GrantedToPod,
+    GrantsShown,
+    grants_data,
+    shown_grants,
 )
+from dra_driver.fleet.history import FleetSample, History, HistoryEntry, Subject, Trend
 from dra_driver.fleet.observing import Observer, device_subject, node_trouble
 from dra_driver.fleet.preempting import (
     CLOSED,
@@ -46,9 +44,7 @@ from dra_driver.fleet.withheld import withheld_notes
 
 __all__ = [
     "CLOSED",
-    "GRANTING",
-    "LENDING",
-    "LENDING_HELP",
+    "GRANTS_HELP",
     "MOST_NAMED_NAMESPACES",
     "MOST_PREEMPTED",
     "NOT_PREEMPTING",
@@ -60,11 +56,11 @@ __all__ = [
     "DeviceView",
     "Fleet",
     "FleetSample",
+    "GrantedToPod",
+    "GrantsShown",
     "History",
     "HistoryEntry",
     "Holder",
-    "LendingShown",
-    "LentToPod",
     "Observer",
     "PoolView",
     "PreemptionRecord",
@@ -77,15 +73,15 @@ __all__ = [
     "WaitingClaim",
     "count_shapes",
     "device_subject",
+    "grants_data",
     "holders_of",
     "latest_reasons",
-    "lending_data",
     "node_trouble",
     "parse_shapes",
     "pool_view",
     "preemptions_of",
     "set_aside_condition",
-    "shown_lending",
+    "shown_grants",
     "shown_preemption",
     "waiting_condition",
     "withheld_notes",

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import structlog
 
+from dra_driver.api import codec
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES, DeviceInventory
 from dra_driver.api.resource import RESOURCE_SLICES, Condition, ResourceSlice
 from dra_driver.errors import Conflict, DraError, Forbidden, Invalid, NotFound
@@ -153,7 +154,7 @@ async def _write(client: KubeClient, step: WriteSlice, observer: Observer) -> No
 
 
 async def _stored(client: KubeClient, write: SliceWrite) -> ResourceSlice:
-    body = write.slice.as_stored()
+    body = codec.to_raw(RESOURCE_SLICES, write.slice)
     try:
         if write.replaces is None:
             return await client.create(RESOURCE_SLICES, body)

@@ -17,13 +17,6 @@ from dra_driver.ownership.grants import (
     grant_key_of_pod,
 )
 from dra_driver.ownership.pools import PoolAllocator, PoolID, pool_of_inventory, pool_of_slice
-from dra_driver.ownership.recalls import (
-    ADMITTED,
-    MAX_RECALLED,
-    MAX_RECALLED_OF_POOL,
-    RECALLED,
-    Recalls,
-)
 from dra_driver.ownership.records import (
     CREATED_BY_CONTROLLER,
     CREATED_BY_NODE,
@@ -37,7 +30,6 @@ from dra_driver.ownership.records import (
     newest_devices,
     newest_generation,
     owner_of,
-    raw_loans,
     raw_other_drivers,
     raw_publication,
     recorded_allocator,
@@ -53,28 +45,22 @@ from dra_driver.ownership.taints import (
     is_controller_taint,
     protected_pools,
     tolerates,
-    unprotected_devices,
 )
 from dra_driver.ownership.units import devices_in, unit_of, units
 from dra_driver.ownership.versions import is_newer
 
 __all__ = [
-    "ADMITTED",
     "CREATED_BY_CONTROLLER",
     "CREATED_BY_NODE",
     "MAX_GRANT_BYTES",
     "MAX_LISTED",
-    "MAX_RECALLED",
-    "MAX_RECALLED_OF_POOL",
     "OPEN_POOL",
     "PROTECTION_TAINT",
-    "RECALLED",
     "VARIABLES",
     "AllocatorRecord",
     "Grants",
     "PoolAllocator",
     "PoolID",
-    "Recalls",
     "admitted",
     "allocating_pools",
     "bare_devices",
@@ -97,7 +83,6 @@ __all__ = [
     "pool_of_inventory",
     "pool_of_slice",
     "protected_pools",
-    "raw_loans",
     "raw_other_drivers",
     "raw_publication",
     "recorded_allocator",
@@ -107,5 +92,4 @@ __all__ = [
     "tolerates",
     "unit_of",
     "units",
-    "unprotected_devices",
 ]

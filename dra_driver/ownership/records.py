@@ -20,7 +20,6 @@ from dra_driver.api.names import ALLOCATOR_LABEL
 from dra_driver.api.own.inventory import (
     NODE_PUBLISHES,
     DeviceInventory,
-    LentUnit,
     OtherDriverNote,
     Publication,
     inventory_name,
@@ -40,7 +39,6 @@ __all__ = [
     "newest_devices",
     "newest_generation",
     "owner_of",
-    "raw_loans",
     "raw_other_drivers",
     "raw_publication",
     "recorded_allocator",
@@ -86,17 +84,24 @@ class AllocatorRecord(enum.Enum):
 
 
 def recorded_allocator(publication: Publication) -> AllocatorRecord:
-    """Return who may allocate; a value that this version does not know counts as ``draining``: none may."""
+    """Return who may allocate; a value that this version does not know counts as ``draining``: none may.
+
+    So does a note of devices that a controller of an earlier version has lent to kube-scheduler: its pool
+    comes back like one that was kube-scheduler's, until another allocator is noted, and nothing lent.
+    """
     try:
-        return AllocatorRecord(publication.allocator)
+        record = AllocatorRecord(publication.allocator)
     except ValueError:
         return AllocatorRecord.DRAINING
+    if publication.lent and record is not AllocatorRecord.SCHEDULER:
+        return AllocatorRecord.DRAINING
+    return record
 
 
 def raw_publication(publication: Publication) -> dict[str, Any]:
     """Return every field, also those with default values: a merge patch keeps what it does not name.
 
-    All but what is noted by itself, before slices change: ``raw_loans`` and ``raw_other_drivers``.
+    All but what is noted by itself, before slices change: ``raw_other_drivers``.
     """
     return {
         "epoch": publication.epoch,
@@ -107,11 +112,6 @@ def raw_publication(publication: Publication) -> dict[str, Any]:
         "allocator": publication.allocator,
         "withheldFor": list(publication.withheld_for),
     }
-
-
-def raw_loans(lent: Iterable[LentUnit]) -> dict[str, Any]:
-    """Return the note of what is lent, as a field of ``status.publication``."""
-    return {"lent": [{"unit": one.unit, "devices": list(one.devices)} for one in lent]}
 
 
 def raw_other_drivers(notes: Iterable[OtherDriverNote]) -> dict[str, Any]:

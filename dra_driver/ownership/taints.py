@@ -13,7 +13,7 @@ from typing import Final
 from dra_driver.api import names
 from dra_driver.api.resource import DeviceTaint, DeviceToleration, ResourceSlice
 from dra_driver.ownership.pools import PoolAllocator, PoolID, pool_of_slice
-from dra_driver.ownership.records import is_marked_open, newest_devices
+from dra_driver.ownership.records import is_marked_open
 
 __all__ = [
     "PROTECTION_TAINT",
@@ -23,7 +23,6 @@ __all__ = [
     "is_controller_taint",
     "protected_pools",
     "tolerates",
-    "unprotected_devices",
 ]
 
 PROTECTION_TAINT: Final = DeviceTaint(key=names.CONTROLLER_TAINT, value="allocates", effect="NoSchedule")
@@ -81,9 +80,9 @@ def protected_pools(slices: Iterable[ResourceSlice]) -> frozenset[PoolID]:
 def allocating_pools(slices: Iterable[ResourceSlice]) -> Mapping[PoolID, PoolAllocator]:
     """Return who allocates from each pool, as far as the slices tell.
 
-    A pool is the controller's if a device of it has the taint, which lent devices lack for a while, or if its
-    slices are marked, because it is open. Pools of
-    drivers of which the controller has no pool are left out: nothing tells them from those of other drivers.
+    A pool is the controller's if a device of it has the taint, or if its slices are marked, because it is
+    open. Pools of drivers of which the controller has no pool are left out: nothing tells them from those of
+    other drivers.
     """
     found: dict[PoolID, PoolAllocator] = {}
     for slice_ in slices:
@@ -94,9 +93,3 @@ def allocating_pools(slices: Iterable[ResourceSlice]) -> Mapping[PoolID, PoolAll
             found.setdefault(pool, PoolAllocator.SCHEDULER)
     drivers = {pool.driver for pool, allocator in found.items() if allocator is PoolAllocator.CONTROLLER}
     return {pool: allocator for pool, allocator in sorted(found.items()) if pool.driver in drivers}
-
-
-def unprotected_devices(slices: Iterable[ResourceSlice]) -> frozenset[str]:
-    """Return the devices of a pool's newest generation that kube-scheduler can allocate, by name."""
-    devices = newest_devices(slices).values()
-    return frozenset(d.name for d in devices if not any(map(is_controller_taint, d.taints)))

@@ -8,9 +8,9 @@ have ended (the tables of ``epochs``, ``handover`` and ``freeze`` say why).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -24,10 +24,8 @@ from dra_driver.ownership import (
     PoolAllocator,
     PoolID,
     is_published_by_node,
-    newest_devices,
     owner_of,
     pool_of_inventory,
-    raw_loans,
     raw_other_drivers,
     raw_publication,
     recorded_allocator,
@@ -47,15 +45,6 @@ from dra_driver.publishing.epochs import (
 from dra_driver.publishing.freeze import changes_forms
 from dra_driver.publishing.grants import PoolKind, kind_of
 from dra_driver.publishing.handover import Handover, HandoverEffect, HandoverFacts, HandoverState, look
-from dra_driver.publishing.loans import (
-    Loan,
-    PoolFacts,
-    PoolLook,
-    blocked_devices,
-    look_at_loans,
-    notes,
-    untainted_devices,
-)
 from dra_driver.publishing.other_drivers import OtherDrivers, look_at_other_drivers
 from dra_driver.publishing.seen import PublicationPlan, Seen, Verdict
 from dra_driver.publishing.steps import Announce, DeleteSlice, NoteAttempt, NoteStatus, Step, WriteSlice
@@ -63,7 +52,6 @@ from dra_driver.resourceslice import (
     DesiredPool,
     PublishOptions,
     SlicePlan,
-    Usage,
     build_slices,
     extended_resource_conflicts,
     handed_out,
@@ -101,12 +89,10 @@ def _plan(seen: Seen, pool: PoolID, node: Node) -> PublicationPlan:
     publication = seen.inventory.status.publication
     beside = _beside(seen, node)
     state = _state(seen)
-    made = _desired(seen, beside, state)
+    made = _desired(seen, beside)
     desired = made.desired
     if made.handover.state is HandoverState.UNKNOWN and not seen.by_node:
         return PublicationPlan(pool=pool, verdict=Verdict.UNDECIDED)
-    # Slices that are created have every device tainted: such a write replaces nothing, and may come at any
-    # time. Within an epoch they come last, and what is lent first; otherwise nothing is lent.
     todo = plan_slices(
         slices_of_node(seen.slices, node.metadata.name),
         desired,
@@ -114,7 +100,7 @@ def _plan(seen: Seen, pool: PoolID, node: Node) -> PublicationPlan:
         least_generation=publication.generation + 1,
         labels=CREATED_BY_NODE if seen.by_node else CREATED_BY_CONTROLLER,
     )
-    steps = tuple(_Steps(seen, desired, todo, made.handover, made.look.loans, state).all())
+    steps = tuple(_Steps(seen, desired, todo, made.handover, state).all())
     if made.handover.state is HandoverState.YIELDING and not seen.features.taints:
         # A server that drops taints was taken back to an older version. What it has keeps them until the pool
         # is drained, if nothing is written.
@@ -129,11 +115,9 @@ def _plan(seen: Seen, pool: PoolID, node: Node) -> PublicationPlan:
         handover=made.handover,
         handover_effects=made.effects,
         freezes=writes and (seen.freeze.blocked or changes_forms(todo, seen.slices)),
-        loans=made.look.loans,
-        loans_read_claims=made.look.reads_claims,
         gone=beside.plugins.gone,
         gone_drivers=beside.drivers.gone,
-        again=min((s for s in (made.again, made.look.again, *beside.again) if s), default=0.0),
+        again=min((s for s in (made.again, *beside.again) if s), default=0.0),
     )
 
 
@@ -195,24 +179,22 @@ class _Desired:
         desired: the slices.
         handover: whose the pool is.
         effects: of the handover.
-        look: the loans.
         again: seconds to the next look at the handover.
     """
 
     desired: DesiredPool
     handover: Handover = field(default_factory=Handover)
     effects: tuple[HandoverEffect, ...] = ()
-    look: PoolLook = field(default_factory=lambda: PoolLook({}, {}, 0.0))
     again: float = 0.0
 
 
-def _desired(seen: Seen, beside: _Beside, state: EpochState) -> _Desired:
+def _desired(seen: Seen, beside: _Beside) -> _Desired:
     if seen.by_node:
-        return _Desired(_build(seen, beside, PoolAllocator.SCHEDULER, seen.usage))
+        return _Desired(_build(seen, beside, PoolAllocator.SCHEDULER))
     # A pool that its node is to publish goes to kube-scheduler first, in the order that keeps it safe.
     to_node = seen.inventory.spec.publisher == NODE_PUBLISHES
     opened = _is_open(seen, seen.handover.state)
-    desired = _build(seen, beside, PoolAllocator.SCHEDULER if to_node else None, seen.usage, opened=opened)
+    desired = _build(seen, beside, PoolAllocator.SCHEDULER if to_node else None, opened=opened)
     ours = desired.wanted is PoolAllocator.CONTROLLER and not to_node
     facts = HandoverFacts(
         record=recorded_allocator(seen.inventory.status.publication),
@@ -226,36 +208,20 @@ def _desired(seen: Seen, beside: _Beside, state: EpochState) -> _Desired:
         drain=seen.drain,
     )
     handover, effects, again = look(seen.handover, facts)
-    lent = _look_at_loans(seen, handover, state)
     opens = _is_open(seen, handover.state)
     refusal = seen.refusal if desired.allocator is PoolAllocator.CONTROLLER and not opens else ""
-    loans = untainted_devices(lent.loans) - seen.lending.recalled
-    if handover.state.allocator is not desired.allocator or lent.loans or opens is not opened:
-        held = _held(seen, lent.loans)
-        desired = _build(seen, beside, handover.state.allocator, held, loans, opened=opens)
-    # kube-scheduler needs the counters of a pool from which it can allocate something.
-    withholds = (
-        seen.lending.withholds_counters and desired.allocator is PoolAllocator.CONTROLLER and not loans
-    )
-    # Where devices are lent, or granted, kube-scheduler serves extended resources with them.
-    served = seen.lending.lends or seen.guarding.may_open
-    conflicts = () if served else extended_resource_conflicts(desired, seen.classes)
-    desired = replace(
-        desired,
-        refusal=refusal,
-        doubts=seen.doubts,
-        conflicts=conflicts,
-        withholds_counters=withholds and desired.partitioned,
-    )
-    return _Desired(desired, handover, effects, lent, again)
+    if handover.state.allocator is not desired.allocator or opens is not opened:
+        desired = _build(seen, beside, handover.state.allocator, opened=opens)
+    # Where devices are granted, kube-scheduler serves extended resources with them.
+    conflicts = () if seen.guarding.may_open else extended_resource_conflicts(desired, seen.classes)
+    desired = replace(desired, refusal=refusal, doubts=seen.doubts, conflicts=conflicts)
+    return _Desired(desired, handover, effects, again)
 
 
 def _wanted_kind(seen: Seen, *, ours: bool) -> PoolKind | None:
     """Return of which kind the pool has to be; None while that depends on what is not known yet."""
     guarding, taints, state = seen.guarding, seen.features.taints, seen.handover.state
     possible = guarding.gates is not False and guarding.policy is not False
-    # What is lent comes back to a pool with taints.
-    possible = possible and not (seen.lending.loans or seen.inventory.status.publication.lent)
     known = guarding.gates is not None and guarding.policy is not None
     if ours and possible and not known and (state.open or not taints):
         return None
@@ -272,52 +238,15 @@ def _is_open(seen: Seen, state: HandoverState) -> bool:
     return not seen.features.taints and not theirs and seen.guarding.policy is not False
 
 
-def _look_at_loans(seen: Seen, handover: Handover, state: EpochState) -> PoolLook:
-    status, lending = seen.inventory.status, seen.lending
-    if not (lending.loans or lending.strays or status.publication.lent):
-        return PoolLook({}, {}, 0.0)
-    published = state is EpochState.PUBLISHED and status.registration.registered
-    facts = PoolFacts(
-        noted=status.publication.lent,
-        slices=seen.slices,
-        handover=handover.state,
-        may_lend=published and seen.features.taints,
-        over=lending.over,
-        claims_seen=lending.claims_seen,
-        now=seen.now,
-        drain=seen.drain,
-        closing=lending.closing,
-        strays=lending.strays,
-    )
-    return look_at_loans(lending.loans, facts)
-
-
-def _held(seen: Seen, loans: Mapping[str, Loan]) -> Usage:
-    """Return what claims hold, and may come to hold of what is lent: none of it changes its form."""
-    if not loans:
-        return seen.usage
-    usage = replace(seen.usage, published=newest_devices(seen.slices))
-    return usage.with_lent(blocked_devices(loans, seen.slices))
-
-
-def _build(
-    seen: Seen,
-    beside: _Beside,
-    forced: PoolAllocator | None,
-    usage: Usage,
-    loans: frozenset[str] = frozenset(),
-    *,
-    opened: bool = False,
-) -> DesiredPool:
+def _build(seen: Seen, beside: _Beside, forced: PoolAllocator | None, *, opened: bool = False) -> DesiredPool:
     return build_slices(
         seen.inventory,
         seen.policies,
-        usage,
+        seen.usage,
         options=PublishOptions(allocator=seen.allocator, forced=forced, open=opened),
         features=seen.features,
         plugins=handed_out(beside.plugins.amounts, seen.classes),
         others=beside.drivers.found,
-        loans=loans,
     )
 
 
@@ -330,11 +259,9 @@ class _Steps:
         desired: DesiredPool,
         todo: SlicePlan,
         handover: Handover,
-        loans: Mapping[str, Loan],
         state: EpochState,
     ) -> None:
         self._seen = seen
-        self._loans = loans
         self._publication = seen.inventory.status.publication
         self._registration = seen.inventory.status.registration
         self._desired = desired
@@ -343,13 +270,10 @@ class _Steps:
         self._record = AllocatorRecord.SCHEDULER if seen.by_node else handover.state.record
 
     def all(self) -> Iterator[Step]:
-        """Yield them in order; what is lent, and what other drivers have, is noted whatever the epoch says.
+        """Yield them in order; what other drivers have is noted whatever the epoch says.
 
         It is noted before slices change: a publisher that is killed in between must not forget it.
         """
-        lent = notes(self._loans)
-        if lent != self._publication.lent and not self._seen.by_node:
-            yield NoteStatus(raw_loans(lent))
         others = self._desired.other_driver_notes
         if others != self._publication.other_drivers:
             yield NoteStatus(raw_other_drivers(others))
@@ -360,13 +284,13 @@ class _Steps:
             yield from self._of(effect)
 
     def _of(self, effect: EpochEffect) -> Iterator[Step]:
-        epoch, allocator = self._registration.epoch, self._record.value
         match effect:
             case EpochEffect.NOTE_ATTEMPT:
-                yield NoteAttempt(epoch, {"attempted": epoch, "allocator": allocator})
+                epoch = self._registration.epoch
+                yield NoteAttempt(epoch, {"attempted": epoch, **self._raw_allocator()})
             case EpochEffect.NOTE_ALLOCATOR:
                 if self._notes_allocator():
-                    yield NoteStatus({"allocator": allocator})
+                    yield NoteStatus(self._raw_allocator())
             case EpochEffect.WRITE_SLICES | EpochEffect.UPDATE_SLICES:
                 yield from (WriteSlice(w) for w in (*self._todo.creates, *self._todo.updates))
             case EpochEffect.NOTE_PUBLICATION:
@@ -383,7 +307,15 @@ class _Steps:
             return False  # noted with the attempt
         if self._seen.by_node and recorded_allocator(self._publication) is AllocatorRecord.NONE:
             return False  # there is no controller that would have to be stopped
-        return self._publication.allocator != self._record.value
+        return self._publication.allocator != self._record.value or self._ends_loans()
+
+    def _ends_loans(self) -> bool:
+        """Return whether what an earlier version has lent is back; no agent may remove the note of it."""
+        back = self._record is not AllocatorRecord.DRAINING
+        return back and bool(self._publication.lent) and not self._seen.by_node
+
+    def _raw_allocator(self) -> dict[str, Any]:
+        return {"allocator": self._record.value, **({"lent": []} if self._ends_loans() else {})}
 
     def _note(self) -> Iterator[Step]:
         present = self._publication

@@ -16,7 +16,6 @@ from dra_driver.publishing.device_plugins import LEAVING_SECONDS
 from dra_driver.publishing.epochs import EpochState
 from dra_driver.publishing.freeze import Freeze
 from dra_driver.publishing.handover import Handover, HandoverEffect
-from dra_driver.publishing.loans import Lending, Loan
 from dra_driver.publishing.other_drivers import Elsewhere
 from dra_driver.publishing.steps import Step
 from dra_driver.resourceslice import DesiredPool, ServerFeatures, SlicePlan, Usage
@@ -72,7 +71,6 @@ class Seen:
         claims_seen: whether all claims that the API server has are known; if None, they were not read again.
         drain: seconds between the last decision of one allocator and the first of the other.
         freeze: whether the pool is frozen, as of the last look.
-        lending: what is known of loans.
         guarding: whether the pool can be open.
         begun: the epoch for which this process has begun to create slices, with every write answered.
         now: monotonic time in seconds.
@@ -99,7 +97,6 @@ class Seen:
     claims_seen: bool | None = None
     drain: float = 0.0
     freeze: Freeze = field(default_factory=Freeze)
-    lending: Lending = field(default_factory=Lending)
     guarding: Guarding = field(default_factory=Guarding)
     begun: int = 0
     now: float = 0.0
@@ -131,8 +128,6 @@ class PublicationPlan:
         handover_effects: what follows from that.
         freezes: whether the allocator must leave the pool alone while the steps are carried out, and until
             the informer shows what they wrote.
-        loans: what is lent from now on, by unit.
-        loans_read_claims: whether the claims have to be read again because of that.
         gone: device plugins that have gone, for the next look.
         gone_drivers: other drivers that do not publish devices any more, for the next look.
         again: seconds after which to look again although nothing has changed; 0: not.
@@ -148,8 +143,6 @@ class PublicationPlan:
     handover: Handover = field(default_factory=Handover)
     handover_effects: tuple[HandoverEffect, ...] = ()
     freezes: bool = False
-    loans: Mapping[str, Loan] = field(default_factory=dict)
-    loans_read_claims: bool = False
     gone: Mapping[str, float] = field(default_factory=dict)
     gone_drivers: Mapping[tuple[DriverName, str], float] = field(default_factory=dict)
     again: float = 0.0
@@ -157,9 +150,4 @@ class PublicationPlan:
     @property
     def reads_claims(self) -> bool:
         """Whether the claims have to be read again, and then the pool looked at again."""
-        return self.handover_reads_claims or self.loans_read_claims
-
-    @property
-    def handover_reads_claims(self) -> bool:
-        """Whether that is for the handover: what is read for another reason may be too early for it."""
         return HandoverEffect.READ_CLAIMS in self.handover_effects

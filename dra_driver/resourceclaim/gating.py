@@ -41,11 +41,11 @@ NAMES_CLAIMS_OR_RESOURCES: Final = (
     f"name.startsWith('{IMPLICIT_RESOURCE_PREFIX}') "
     "|| name.contains('/') && !name.contains('kubernetes.io/') && !name.startsWith('requests.')))"
 )
-"""Likewise where devices are lent: those that request a resource which a DeviceClass could serve, too."""
+"""Likewise where pools may be open: those that request a resource which a DeviceClass could serve, too."""
 
 _ASKING: Final = {"resources": {"requests": {"example.com/gpu": "1"}}}
 _IDLE: Final = {"name": "c", "image": "i", "resources": {}}
-# Pods that could take what is lent, as the API server shows them to a policy.
+# Pods for which kube-scheduler could try our devices, as the API server shows them to a policy.
 _PROBES: Final[Mapping[str, Mapping[str, Any]]] = {
     "pods that name claims": {"containers": [_IDLE], "resourceClaims": [{"name": "c"}]},
     "pods with extended resources": {"containers": [{**_IDLE, **_ASKING}]},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -46,7 +46,6 @@ def build_slices(
     features: ServerFeatures | None = None,
     plugins: Sequence[PluginDevices] = (),
     others: Sequence[OtherDriver] = (),
-    loans: Collection[str] = (),
 ) -> DesiredPool:
     """Return the slices that should exist for an inventory. Health is in the inventory.
 
@@ -64,9 +63,6 @@ def build_slices(
     unless a policy publishes it all the same. Claims that hold such devices keep them; nothing new is
     allocated from them.
 
-    In a pool that the controller allocates, devices that are lent have no taint of ours and come first:
-    kube-scheduler takes counters for a device before it looks at its taints, and does not give them back.
-
     Args:
         inventory: what the node's plugin found; not trusted.
         policies: those that match the node.
@@ -75,7 +71,6 @@ def build_slices(
         features: what the API server keeps; if None, every field.
         plugins: what device plugins hand out on the node.
         others: what other drivers have of the pool.
-        loans: names of devices that are lent to kube-scheduler.
     """
     options = options or PublishOptions()
     features = features or ServerFeatures()
@@ -103,15 +98,13 @@ def build_slices(
     if inventory.spec.truncated:
         problems.append(f"{inventory.spec.truncated} devices did not fit into the inventory")
     protected = allocator is PoolAllocator.CONTROLLER and not options.open
-    lent = frozenset(loans) if protected else frozenset[str]()
-    # The others keep their order.
-    ordered = sorted(sorted(forms.forms, key=_preference), key=lambda form: form.base.name not in lent)
-    published = [form.device(protected=protected and form.base.name not in lent) for form in ordered]
+    ordered = sorted(forms.forms, key=_preference)
+    published = [form.device(protected=protected) for form in ordered]
     attribute: str | None = None
     if features.partition_types:
         types = [form.type for form in ordered]
         published, attribute = with_types(published, types, inventory.spec.driver)
-    slices = _split(published, forms.counters, protected=protected, together=features.together)
+    slices = _split(published, forms.counters, together=features.together)
     return DesiredPool(
         driver=inventory.spec.driver,
         pool=PoolName(inventory.spec.node_name),
@@ -178,11 +171,8 @@ def _outcomes(settings: PoolSettings, pending: Sequence[Pending]) -> dict[str, P
     return result
 
 
-def _split(
-    devices: list[Device], counters: list[CounterSet], *, protected: bool, together: bool
-) -> tuple[SliceContent, ...]:
-    # A protected pool without a taint has lent everything: it has as many slices before and after.
-    limited = protected or any(d.taints or d.consumes_counters or has_lists(d) for d in devices)
+def _split(devices: list[Device], counters: list[CounterSet], *, together: bool) -> tuple[SliceContent, ...]:
+    limited = any(d.taints or d.consumes_counters or has_lists(d) for d in devices)
     size = MAX_DEVICES_WITH_TAINTS if limited else MAX_DEVICES
     sets = sorted(counters, key=lambda c: c.name)
     if together and sets:

@@ -33,7 +33,8 @@ def extended_resource_conflicts(desired: DesiredPool, classes: Iterable[DeviceCl
             found.append(
                 f"DeviceClass {class_.metadata.name} serves the extended resource {resource}, but pods that "
                 f"ask for it get none of its {hit} devices here: kube-scheduler allocates those itself, and "
-                "this pool is the controller's. Let a DevicePolicy give the pool to the scheduler "
-                "(allocator: scheduler), or use claims"
+                "this pool is the controller's, and not open. Have every namespace get the scheduling gate "
+                "(allocation-modes.md), let a DevicePolicy give the pool to the scheduler (allocator: "
+                "scheduler), or use claims"
             )
     return tuple(found)

@@ -5,7 +5,7 @@ exactly ``resourceSliceCount`` of them. Hence:
 
 * one slice differs and the number stays: it is written in place, with the same generation;
 * anything else: every slice is written with a new generation. Until the last one is there, the pool counts as
-  incomplete, so no reader sees a mix, of counters that are withheld and others neither;
+  incomplete, so no reader sees a mix;
 * slices that are no longer wanted have an older generation by then, which no reader uses; they go last.
 
 Names are deterministic, other than those of Kubernetes' own slice controller (``generateName``): a controller
@@ -129,35 +129,32 @@ def _writes(
     pool = ResourcePool(name=desired.pool, generation=generation, resource_slice_count=len(names))
     writes: list[SliceWrite] = []
     for name, content, old in zip(names, desired.slices, present, strict=True):
-        withholds = desired.withholds_counters and content.has_counters
         spec = ResourceSliceSpec(
             driver=desired.driver,
             pool=pool,
             node_name=desired.node_name,
             devices=_with_times(content.devices, old),
             shared_counters=content.shared_counters,
-            # Where counters are withheld the server sees no partitions, and refuses that they have types.
-            partition_type_attribute=None if withholds else content.partition_type_attribute,
+            partition_type_attribute=content.partition_type_attribute,
         )
         if old is None:
             meta = ObjectMeta(
                 name=name,
                 labels=_labels(labels, is_open=desired.open),
-                annotations=_annotations(None, withholds=withholds),
                 owner_references=(owner,),
             )
             writes.append(SliceWrite(ResourceSlice(metadata=meta, spec=spec)))
         elif (
             altered(spec, old.spec)
             or not is_owned_by(old, owner)
-            or old.withholds_counters is not withholds
+            or old.withholds_counters
             or is_marked_open(old) is not desired.open
         ):
             others = tuple(o for o in old.metadata.owner_references or () if not o.controller)
             meta = msgspec.structs.replace(
                 old.metadata,
                 labels=_labels(old.metadata.labels, is_open=desired.open),
-                annotations=_annotations(old.metadata.annotations, withholds=withholds),
+                annotations=_without_counters(old.metadata.annotations),
                 owner_references=(*others, owner),
             )
             writes.append(SliceWrite(ResourceSlice(metadata=meta, spec=spec), old))
@@ -170,10 +167,9 @@ def _labels(old: Mapping[str, str] | None, *, is_open: bool) -> Mapping[str, str
     return {**others, **OPEN_POOL} if is_open else others or None
 
 
-def _annotations(old: Mapping[str, str] | None, *, withholds: bool) -> Mapping[str, str] | None:
-    """Return the annotations of a slice, with or without the one by which it withholds its counters."""
-    others = {key: value for key, value in (old or {}).items() if key != COUNTERS_ANNOTATION}
-    return {**others, COUNTERS_ANNOTATION: ""} if withholds else others or None
+def _without_counters(old: Mapping[str, str] | None) -> Mapping[str, str] | None:
+    """Return the annotations of a slice without the one in which an earlier version stored its counters."""
+    return {key: value for key, value in (old or {}).items() if key != COUNTERS_ANNOTATION} or None
 
 
 def _with_times(devices: tuple[Device, ...], old: ResourceSlice | None) -> tuple[Device, ...]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from dra_driver.api.meta import DriverName, PoolName
@@ -98,16 +98,6 @@ class Usage:
     shared: frozenset[str] = frozenset()
     published: Mapping[str, Device] = field(default_factory=dict)
 
-    def with_lent(self, devices: Collection[str]) -> Usage:
-        """Return what is held with devices that may be, because kube-scheduler may have decided on them.
-
-        Args:
-            devices: all of the units that are lent, so that none of them changes its form.
-        """
-        several = {name for name, d in self.published.items() if d.allow_multiple_allocations}
-        lent = frozenset(devices)
-        return replace(self, whole=self.whole | (lent - several), shared=self.shared | (lent & several))
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class Pending:
@@ -147,11 +137,6 @@ class SliceContent:
     shared_counters: tuple[CounterSet, ...] = ()
     partition_type_attribute: str | None = None
 
-    @property
-    def has_counters(self) -> bool:
-        """Whether there are counters, or devices that consume some."""
-        return bool(self.shared_counters) or any(d.consumes_counters for d in self.devices)
-
 
 @dataclass(frozen=True, slots=True)
 class DesiredPool:
@@ -173,7 +158,6 @@ class DesiredPool:
         sources: field of the pool → policy that it is from.
         partitioned: whether there are counters.
         open: whether it is the controller's without taints of ours.
-        withholds_counters: whether the counters are stored where kube-scheduler does not see them.
         withheld: devices that a device plugin of the node hands out; they are not in the slices.
         other_drivers: those that have devices of the pool, which are not in the slices either.
         refusal: why the controller does not get the pool, or should not have it, though it is wanted.
@@ -196,7 +180,6 @@ class DesiredPool:
     sources: Mapping[str, str] = field(default_factory=dict)
     partitioned: bool = False
     open: bool = False
-    withholds_counters: bool = False
     withheld: tuple[Withheld, ...] = ()
     other_drivers: tuple[OtherDriver, ...] = ()
     refusal: str = ""

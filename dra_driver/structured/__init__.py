@@ -46,7 +46,6 @@ from dra_driver.structured.index.similar import (
     similar_nodes,
     suitable_devices,
 )
-from dra_driver.structured.lending import LoanChoice, NoLoan, choose_loans, lent_view, understood
 from dra_driver.structured.matching.contested import contested, fits_beside
 from dra_driver.structured.matching.taintrules import concerns, with_rules
 from dra_driver.structured.model.budget import Budget, BudgetExhausted, IndexUnfinished
@@ -74,6 +73,7 @@ from dra_driver.structured.model.types import (
 )
 from dra_driver.structured.search.scan import look_seconds, scan_seconds
 from dra_driver.structured.search.upstream import scheduler_takes
+from dra_driver.structured.understood import understood
 
 __all__ = [
     "DEFAULT",
@@ -107,9 +107,7 @@ __all__ = [
     "GroupTerms",
     "IndexUnfinished",
     "Level",
-    "LoanChoice",
     "NoGrant",
-    "NoLoan",
     "NodePolicy",
     "NodeReasons",
     "NodeView",
@@ -126,7 +124,6 @@ __all__ = [
     "allocate_group",
     "attribute_text",
     "choose_grants",
-    "choose_loans",
     "concerns",
     "contested",
     "count_copies",
@@ -139,7 +136,6 @@ __all__ = [
     "group_terms",
     "is_named_by_others",
     "is_named_by_us",
-    "lent_view",
     "levels_of",
     "look_seconds",
     "node_layouts",

@@ -16,7 +16,7 @@ from controller.observe.node_labels import KEYS, annotation_of
 from dra_driver.api import codec, names
 from dra_driver.api.server.admission import ValidatingPolicy, ValidatingPolicyBinding
 from dra_driver.kube.fence import LEADER_POLICY
-from dra_driver.ownership import ADMITTED, RECALLED, chosen
+from dra_driver.ownership import chosen
 from dra_driver.resourceclaim import guard_problem
 
 OPEN: dict[str, Any] = {"admissionPolicies": {"gateNamespaces": "all"}}
@@ -60,7 +60,7 @@ def test_accounts_and_fence_are_policies_of_their_own(chart: Chart) -> None:
 
 def test_what_lets_the_api_server_follow_parameters_stays_and_refuses_nothing(chart: Chart) -> None:
     """Once the last policy with a kind of parameter has gone, it sees the parameters as they were then."""
-    for values in ({}, {"controller": {"lending": "on"}}, OPEN):
+    for values in ({}, OPEN):
         objects = chart.render(values)
         every = of_kind(objects, "ValidatingAdmissionPolicy")
         kept = [o for o in every if o["metadata"]["name"].startswith("dra-driver-follow-")]
@@ -164,78 +164,21 @@ def test_drivers_are_those_of_the_values(chart: Chart) -> None:
         assert "rdma.dra-driver.dev" not in str(raw)
 
 
-# --- lending ------------------------------------------------------------------------------------------------
-
-
-def test_nothing_of_lending_is_installed_where_it_is_off(chart: Chart) -> None:
-    made = {"webhooks": {"certificates": "external"}}  # Helm makes another authority at each rendering
-    plain, lending = chart.render(made), chart.render(made | {"controller": {"lending": "on"}})
-    assert names.RECALLED_DEVICES not in str(plain)
-    of_lending = {names.RECALLED_DEVICES, f"{LEADER_POLICY}-lending", "dra-driver-follow-configmaps"}
-    assert policies(lending) == policies(plain) | of_lending
-    assert chart.render(made | {"controller": {"lending": "off"}}) == plain
-
-
-@pytest.mark.parametrize("mode", ["ending", "on"])
-def test_recalled_devices_are_refused_as_the_code_says(chart: Chart, mode: str) -> None:
-    objects = chart.render({"controller": {"lending": mode}}, namespace="gpus")
-    assert variables(objects, names.RECALLED_DEVICES) == {"recalled": RECALLED}
-    spec = named(objects, "ValidatingAdmissionPolicy", names.RECALLED_DEVICES)["spec"]
-    assert [v["expression"] for v in spec["validations"]] == [ADMITTED]
-    (condition,) = spec["matchConditions"]
-    account = "system:serviceaccount:gpus:dra-driver-controller"
-    assert condition["expression"] == f"!(request.userInfo.username == '{account}')"
-    binding = named(objects, "ValidatingAdmissionPolicyBinding", names.RECALLED_DEVICES)["spec"]
-    kept = named(objects, "ConfigMap", names.RECALLED_DEVICES)
-    assert binding["paramRef"] == {
-        "name": kept["metadata"]["name"],
-        "namespace": kept["metadata"]["namespace"],
-        "parameterNotFoundAction": "Allow",
-    }
-    # What the controller has written must survive an update of the release.
-    assert kept.keys() == {"apiVersion", "kind", "metadata"}
-
-
-def test_the_controller_reads_and_writes_these_objects_alone_and_only_the_leader(chart: Chart) -> None:
-    objects = chart.render({"controller": {"lending": "on"}})
-    rights = [
-        (role["kind"], rule)
-        for role in (*of_kind(objects, "ClusterRole"), *of_kind(objects, "Role"))
-        for rule in role["rules"]
-        if {"configmaps", "mutatingadmissionpolicies"} & set(rule.get("resources", ()))
-    ]
-    written = [names.RECALLED_DEVICES, names.LENDING_STATUS]
-    rule = {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": written}
-    policies = ["mutatingadmissionpolicies", "mutatingadmissionpolicybindings"]
-    read = {
-        "apiGroups": ["admissionregistration.k8s.io"],
-        "resources": policies,
-        "resourceNames": [names.GATE_POLICY],
-        "verbs": ["get"],
-    }
-    assert rights == [("ClusterRole", read), ("Role", {**rule, "verbs": ["get", "patch"]})]
-    fence = named(objects, "ValidatingAdmissionPolicy", f"{LEADER_POLICY}-lending")["spec"]
-    fenced = fence["matchConstraints"]["resourceRules"]
-    assert fenced == [{**rule, "apiVersions": ["*"], "operations": ["UPDATE"]}]
-    of_all = named(objects, "ValidatingAdmissionPolicy", LEADER_POLICY)["spec"]
-    assert fence["validations"] == of_all["validations"]
-
-
 # --- open pools ---------------------------------------------------------------------------------------------
 
 
 def test_nothing_of_open_pools_is_installed_unless_every_namespace_has_the_gate(chart: Chart) -> None:
     made = {"webhooks": {"certificates": "external"}}
-    lends = OPEN | {"controller": {"lending": "on"}}
     of_open = {names.GRANTS, f"{LEADER_POLICY}-grants", "dra-driver-follow-configmaps"}
     plain = chart.render(made)
     assert policies(chart.render(made | OPEN)) == policies(plain) | of_open
-    for values in (made, made | lends, made | OPEN | {"controller": {"lending": "ending"}}):
-        objects = chart.render(values)
-        assert names.GRANTS not in str(objects)
-        assert names.TRIAL_CLAIM not in str(objects)
-        assert "--open-pools" not in str(controller(objects))
-    assert "--open-pools" in str(controller(chart.render(OPEN)))
+    assert names.GRANTS not in str(plain)
+    assert names.TRIAL_CLAIM not in str(plain)
+    assert "--open-pools" not in str(controller(plain))
+    assert "--grant-scan-budget" not in str(controller(plain))
+    flags = str(controller(chart.render(OPEN | {"controller": {"grantScanBudget": 2.5}})))
+    assert "--open-pools" in flags
+    assert "--grant-scan-budget=2.5" in flags
 
 
 @pytest.mark.parametrize(
@@ -260,7 +203,7 @@ def test_devices_are_kept_for_the_controller_as_the_code_says(chart: Chart, valu
     )
     assert problem == ""
     assert binding["spec"]["paramRef"]["parameterNotFoundAction"] == "Allow"
-    for name in (names.GRANTS, names.LENDING_STATUS):
+    for name in (names.GRANTS, names.GRANT_STATUS):
         kept = named(objects, "ConfigMap", name)
         assert kept["metadata"]["namespace"] == "gpus"
         # What the controller has written must survive an update of the release.
@@ -281,7 +224,7 @@ def test_of_open_pools_the_controller_has_only_these_rights_and_only_as_the_lead
         for verb in rule["verbs"]
         if resource == "configmaps" or "admissionregistration.k8s.io" in rule["apiGroups"]
     ]
-    gate, grants, written = (names.GATE_POLICY,), (names.GRANTS,), (names.GRANTS, names.LENDING_STATUS)
+    gate, grants, written = (names.GATE_POLICY,), (names.GRANTS,), (names.GRANTS, names.GRANT_STATUS)
     assert sorted(rights) == sorted(
         [
             ("mutatingadmissionpolicies", gate, "get"),

@@ -74,8 +74,8 @@ def test_no_account_may_read_or_change_webhook_configurations(chart: Chart, cert
     assert rule["verbs"] == (["get"] if certificates == "cert-manager" else ["get", "patch"])
 
 
-def test_where_lending_looks_at_the_webhook_it_may_read_it_and_no_more(chart: Chart) -> None:
-    found = older(chart, "controller.lending=on", "admissionPolicies.gateNamespaces=all")
+def test_where_the_webhook_is_looked_at_it_may_be_read_and_no_more(chart: Chart) -> None:
+    found = older(chart, "admissionPolicies.gateNamespaces=all")
     rules = [
         rule
         for role in of_kind(found, "ClusterRole")
@@ -228,8 +228,8 @@ def test_before_policies_a_webhook_sets_the_gate_as_they_would(chart: Chart) -> 
     conditions = {c["name"]: c["expression"] for c in webhook["matchConditions"]}
     assert conditions["uses-claims"] == NAMES_CLAIMS
     assert ALLOCATION_GATE in conditions[NOT_GATED]
-    lending = older(chart, "controller.lending=on", "admissionPolicies.gateNamespaces=all")
-    (everywhere,) = named(lending, MUTATING, NAME)["webhooks"]
+    opens = older(chart, "admissionPolicies.gateNamespaces=all")
+    (everywhere,) = named(opens, MUTATING, NAME)["webhooks"]
     assert everywhere["namespaceSelector"] == {}
     said = {c["name"]: c["expression"] for c in everywhere["matchConditions"]}["uses-claims"]
     assert "".join(said.split()) == "".join(NAMES_CLAIMS_OR_RESOURCES.split())

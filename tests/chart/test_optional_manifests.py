@@ -10,11 +10,8 @@ import yaml
 from chart_support import ROOT, Chart, Object
 
 Key = tuple[str, str, str]
-FOLDERS = ("lending", "open-pools", "preemption")
-# Nothing is lent where pools are open.
-TOGETHER = (("lending", "preemption"), ("open-pools", "preemption"))
+FOLDERS = ("open-pools", "preemption")
 VALUES: dict[str, dict[str, Any]] = {
-    "lending": {"controller": {"lending": "on"}, "admissionPolicies": {"gateNamespaces": "all"}},
     "open-pools": {"admissionPolicies": {"gateNamespaces": "all"}},
     "preemption": {"controller": {"preemption": "on", "preemptionViolatesBudgets": True}},
 }
@@ -40,11 +37,10 @@ def manifests() -> dict[Key, Object]:
 
 
 def test_no_object_is_in_two_folders() -> None:
-    for names in TOGETHER:
-        first, second = (folder(f"optional/{name}") for name in names)
-        assert first
-        assert second
-        assert not first.keys() & second.keys()
+    first, second = (folder(f"optional/{name}") for name in FOLDERS)
+    assert first
+    assert second
+    assert not first.keys() & second.keys()
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -55,7 +51,7 @@ def test_a_folder_has_only_what_an_installation_has_not(name: str) -> None:
 
 @pytest.mark.parametrize(
     "order",
-    [(f,) for f in FOLDERS] + [order for names in TOGETHER for order in permutations(names)],
+    [(f,) for f in FOLDERS] + list(permutations(FOLDERS)),
     ids="-".join,
 )
 def test_what_is_applied_in_any_order_is_what_the_chart_makes(chart: Chart, order: tuple[str, ...]) -> None:

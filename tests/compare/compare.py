@@ -31,7 +31,7 @@ _TESTS = Path(__file__).resolve().parent.parent
 _FOLDERS = ("compare", "support", "support/control_plane", "e2e", "e2e/harness", "benchmarks")
 sys.path[:0] = [str(_TESTS / folder) for folder in _FOLDERS]
 
-from compare_loans import LOANS  # noqa: E402
+from compare_grants import GRANTS  # noqa: E402
 from compare_nodes import make_nodes  # noqa: E402
 from compare_plane import PROGRAMS, plane  # noqa: E402
 from compare_report import Row, figures_table, rows_of, writes_json, writes_table  # noqa: E402
@@ -42,7 +42,7 @@ from real_apiserver import VARIABLE  # noqa: E402
 from run import machine  # noqa: E402
 
 # Played where they are asked for only.
-_OPTIONAL = (LOANS,)
+_OPTIONAL = (GRANTS,)
 _EVERY = (*SCENARIOS, *_OPTIONAL)
 _NAMES = [scenario.name for scenario in _EVERY]
 _LOGS = _TESTS.parent / "build" / "compare"
@@ -67,7 +67,7 @@ async def _play(
     """Play scenarios for one of the two, one after the other on a control plane of their own."""
     who, first = _OURS if ours else _ALONE, scenarios[0]
     _say(f"{who}: starting a control plane with {first.nodes} nodes")
-    async with plane(folder, lending=first.lending) as made:
+    async with plane(folder, open_pools=first.open_pools) as made:
         await make_nodes(made, first.nodes, first.gpus, partitions=first.partitions, ours=ours)
         made.check()
         for scenario in scenarios:
@@ -77,7 +77,7 @@ async def _play(
                 _say(f"{name}, {who}: {text}")
 
             stage = Stage(made, f"compared-{name}", report, ours=ours)
-            await stage.make(gates=not scenario.lending)
+            await stage.make(gates=not scenario.open_pools)
             report("begins")
             try:
                 found[name] = measured = await scenario.play(stage)

@@ -105,7 +105,7 @@ async def make_nodes(plane: Plane, number: int, gpus: int, *, partitions: bool, 
 
     async def published() -> bool:
         found = (await plane.api.list(DEVICE_INVENTORIES)).items
-        mode = "controller" if ours else "scheduler"
+        mode = plane.record if ours else "scheduler"
         done = [i for i in found if i.status.publication.allocator == mode]
         if len(done) < number:
             return False

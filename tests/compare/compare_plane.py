@@ -82,8 +82,10 @@ class Plane:
         audit: the file to which the API server writes a line for each write.
     """
 
-    def __init__(self, server: RealApiServer, api: KubeApi, folder: Path, *, lending: bool = False) -> None:
-        self._lending = lending
+    def __init__(
+        self, server: RealApiServer, api: KubeApi, folder: Path, *, open_pools: bool = False
+    ) -> None:
+        self._open_pools = open_pools
         self.api = api
         self.audit = folder / "audit.log"
         self._server = server
@@ -91,6 +93,11 @@ class Plane:
         self._processes = Processes(folder, os.environ)
         self._port = 0
         self._controls = False
+
+    @property
+    def record(self) -> str:
+        """What inventories say of who allocates where the controller does."""
+        return "open" if self._open_pools else "controller"
 
     def log(self, name: str) -> Path:
         """Return the log of a process."""
@@ -150,7 +157,7 @@ class Plane:
         folder, optional = deploy_directory("manifests"), deploy_directory("optional")
         crds, rest = sorted((folder / "crds").glob("*.yaml")), sorted(folder.glob("*.yaml"))
         rest += (folder / "gate-policy").glob("*.yaml")
-        more = ["preemption", *(["lending"] if self._lending else [])]
+        more = ["preemption", *(["open-pools"] if self._open_pools else [])]
         for paths in (crds, rest, *(sorted((optional / name).glob("*.yaml")) for name in more)):
             found = [d for p in paths for d in yaml.safe_load_all(p.read_text(encoding="utf-8")) if d]
             file = self._folder / "install.yaml"
@@ -192,7 +199,7 @@ class Plane:
         command = [sys.executable, "-m", "dra_driver.cli.main", "controller"]
         command += ["--kubeconfig", str(self._server.kubeconfig(token)), "--pod-name", _POD]
         command += ["--health-port", str(self._port), "--allocator", allocator, "--node-labels", "own"]
-        command += ["--preemption", "on", *(["--lending", "on"] if self._lending else [])]
+        command += ["--preemption", "on", *(["--open-pools"] if self._open_pools else [])]
         self._controls = True
         self._processes.start(CONTROLLER, [*command, "--log-level", "info", "--log-format", "json"])
         await asyncio.to_thread(
@@ -213,12 +220,12 @@ class Plane:
 
 
 @contextlib.asynccontextmanager
-async def plane(folder: Path, *, lending: bool = False) -> AsyncIterator[Plane]:
+async def plane(folder: Path, *, open_pools: bool = False) -> AsyncIterator[Plane]:
     """Start a control plane below ``folder``, which holds its logs, and end all of it.
 
     Args:
         folder: of data and logs.
-        lending: whether the controller lends devices.
+        open_pools: whether pools are open.
 
     Raises:
         NotUpError: something does not come up; with the end of its log.
@@ -235,7 +242,7 @@ async def plane(folder: Path, *, lending: bool = False) -> AsyncIterator[Plane]:
     ]
     with real_apiserver(folder, *flags) as server:
         async with await server.client(user_agent="comparison") as api:
-            made = Plane(server, api, folder, lending=lending)
+            made = Plane(server, api, folder, open_pools=open_pools)
             try:
                 await made.start()
                 yield made

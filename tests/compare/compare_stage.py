@@ -182,7 +182,7 @@ class Scenario:
         gpus: of each node.
         partitions: whether all partitions of them are published.
         alone: whether kube-scheduler plays it alone, too.
-        lending: whether the controller lends devices.
+        open_pools: whether pools are open.
     """
 
     name: str
@@ -194,9 +194,9 @@ class Scenario:
     gpus: int = 8
     partitions: bool = False
     alone: bool = True
-    lending: bool = False
+    open_pools: bool = False
 
     @property
     def hardware(self) -> tuple[int, int, bool, bool]:
-        """What the nodes have, and what is lent of it; scenarios with the same share a control plane."""
-        return self.nodes, self.gpus, self.partitions, self.lending
+        """What the nodes have, and whether pools are open; scenarios with the same share a control plane."""
+        return self.nodes, self.gpus, self.partitions, self.open_pools

@@ -2,7 +2,8 @@
 
 Prints what was done and found; the exit status is 0 only if no invariant was violated. What a failed schedule
 did is written to ``build/fault-test/SEED.log``; ``SEED=… N=1`` plays it again (not to the letter: time and
-the machine have their part in it). ``LENDING=on`` has devices lent to kube-scheduler meanwhile.
+the machine have their part in it). With ``OPEN_POOLS=on`` pools are open, and devices are granted to
+kube-scheduler.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "support" / "controller"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "support" / "control_plane"))
 
-from fault_lending import LendingScenario
+from fault_granting import GrantingScenario
 from fault_world import Result, Scenario, play, quiet_logs
 
 LOGS = Path("build/fault-test")
-# Whether devices are lent: a run of its own (LENDING=on).
-SCENARIO = LendingScenario if os.environ.get("LENDING") == "on" else Scenario
+# Whether pools are open: a run of its own (OPEN_POOLS=on).
+SCENARIO = GrantingScenario if os.environ.get("OPEN_POOLS") == "on" else Scenario
 
 
 async def _all(seeds: Sequence[int], side_by_side: int) -> list[Result]:
@@ -68,9 +69,9 @@ def main() -> int:
         f"schedules {len(results)}, faults injected {sum(r.faults for r in results)} "
         f"(of them kills {sum(r.kills for r in results)}), writes {sum(r.writes for r in results)}, "
         f"claims {sum(r.claims for r in results)}, victims {sum(r.victims for r in results)}, "
-        f"lent {sum(r.lent for r in results)} (of that allocated {sum(r.taken for r in results)}, "
-        f"refused {sum(r.refused for r in results)}, longest {max(r.longest for r in results):.0f} s; "
-        f"{sum(r.own for r in results)} by the controller), "
+        f"granted {sum(r.granted for r in results)} (devices allocated by kube-scheduler "
+        f"{sum(r.taken for r in results)}, by the controller {sum(r.own for r in results)}; "
+        f"refused {sum(r.refused for r in results)}), "
         f"given out: {', '.join(forms)}; "
         f"violations {violations}; {time.monotonic() - start:.0f} s"
     )

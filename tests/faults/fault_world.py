@@ -33,7 +33,7 @@ import tempfile
 import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ from dra_driver.errors import ApiUnavailable, DraError, NotFound
 from dra_driver.kube import KubeApi
 from dra_driver.ownership import PoolID, is_controller_taint, owner_of
 from dra_driver.resourceclaim import foreign_gates, lacks_extended_claim, pod_claims
-from dra_driver.resourceslice import ServerFeatures, Usage, build_slices, plan_slices
+from dra_driver.resourceslice import PublishOptions, ServerFeatures, Usage, build_slices, plan_slices
 from dra_driver.sim import assets
 from dra_driver.sim.apiserver import ApiServer
 from dra_driver.sim.apiserver.http.injection import Injector, at_moments
@@ -218,11 +218,10 @@ class Result:
     writes: int = 0
     claims: int = 0
     victims: int = 0
-    lent: int = 0
+    granted: int = 0
     taken: int = 0
     own: int = 0
     refused: int = 0
-    longest: float = 0.0
     forms: set[str] = field(default_factory=set)
     log: deque[str] = field(default_factory=lambda: deque(maxlen=4000))
     state: list[str] = field(default_factory=list)
@@ -272,14 +271,14 @@ class Scenario:
         kills: how much more often than others the controller is restarted.
         pause: seconds between two restarts, at least and at most.
         policies: what a DevicePolicy says, each as likely; None: it is deleted.
-        withholds_counters: whether counters are kept from kube-scheduler where nothing is lent.
+        open_pools: whether the controller's pools are open in the end.
     """
 
     seconds = 3.0
     kills = 6
     pause = (0.2, 0.9)
     policies = POLICIES
-    withholds_counters = False
+    open_pools = False
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -822,13 +821,13 @@ class Scenario:
                 else Usage()
             )
             matching = [p for p in store.list(DEVICE_POLICIES) if p.metadata.name == node]
-            desired = build_slices(inventory, matching, usage, features=_FEATURES)
-            withheld = self.withholds_counters and desired.partitioned
-            desired = replace(desired, withholds_counters=withheld)
+            options = PublishOptions(open=self.open_pools)
+            desired = build_slices(inventory, matching, usage, options=options, features=_FEATURES)
             owner = store.get(NODES, node)
             if owner is None or not plan_slices(mine, desired, owner_of(owner)).empty:
                 yield f"slices of {node} are not those of its inventory"
-            if inventory.status.publication.allocator != desired.allocator.value:
+            wanted = "open" if desired.open else desired.allocator.value
+            if inventory.status.publication.allocator != wanted:
                 yield f"{node} is noted as {inventory.status.publication.allocator}"
 
     def snapshot(self, only: Collection[str] = NODE_NAMES) -> Snapshot:
@@ -922,7 +921,7 @@ class Scenario:
         return {
             i.spec.node_name
             for i in self.server.store.list(DEVICE_INVENTORIES)
-            if i.status.publication.allocator == "controller"
+            if i.status.publication.allocator in ("controller", "open")
         }
 
     def _room_behind(self, pod: Pod, claims: list[ResourceClaim]) -> list[str]:

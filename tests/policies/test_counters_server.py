@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from real_apiserver import RealApiServer, gate_flag, real_apiserver
 
+from dra_driver.api import codec
 from dra_driver.api.core import NODES, Node
 from dra_driver.api.meta import DriverName, ObjectMeta
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
@@ -115,7 +116,7 @@ def test_the_server_stores_every_slice_as_it_is_sent(
             )
             node: Node = await client.create(NODES, {"metadata": {"name": f"{NODE}-{allocator.value}"}})
             for write in plan_slices([], pool, owner_of(node)).creates:
-                body = write.slice.as_stored()
+                body = codec.to_raw(RESOURCE_SLICES, write.slice)
                 body["metadata"]["name"] += allocator.value
                 stored = await client.create(RESOURCE_SLICES, body)
                 assert not altered(write.slice.spec, stored.spec)

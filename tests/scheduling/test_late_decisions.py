@@ -10,19 +10,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from builders import DRIVER, PROTECTED
-from manifest_files import documents
+from builders import PROTECTED
 from placement_judge import judging
-from policy_world import COLLECTIONS, create
 from scheduling_world import NAMESPACE, SchedulingWorld, scheduling_world
 
-from controller.allocate.decide import Report, is_about_own_decision, report_of
-from dra_driver.api.core import CONFIG_MAPS, EVENTS, NAMESPACES
-from dra_driver.api.meta import DriverName, PoolName
-from dra_driver.api.names import RECALLED_DEVICES, SYSTEM_NAMESPACE
+from controller.allocate.decide import Report, report_of
+from dra_driver.api.core import EVENTS
 from dra_driver.api.resource import RESOURCE_SLICES
-from dra_driver.ownership import PoolID, Recalls
-from dra_driver.sim.assets import deploy_directory
 from dra_driver.sim.controlplane.scheduler import Scheduler
 
 pytestmark = pytest.mark.slow
@@ -81,30 +75,5 @@ def test_a_pod_that_was_allocated_meanwhile_keeps_its_devices(kind: str) -> None
             assert took < 3.0
             events = (await world.api.list(EVENTS, NAMESPACE)).items
             assert not [e.message for e in events if e.reason == "Deallocated"]
-
-    run(kind, scenario)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_allocation_that_our_policy_refuses_is_known_by_its_report(kind: str) -> None:
-    async def scenario(world: SchedulingWorld) -> None:
-        await world.api.create(
-            NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM_NAMESPACE}}
-        )
-        collections = {"ConfigMap": "/api/v1/namespaces/{namespace}/configmaps", **COLLECTIONS}
-        for body in documents(deploy_directory("optional") / "lending" / "recalled-devices.yaml"):
-            namespace = body["metadata"].get("namespace", "")
-            await create(world.api, collections[body["kind"]].format(namespace=namespace), body)
-        recalls = Recalls().recall(PoolID(DriverName(DRIVER), PoolName("n0")), ["gpu-0"])
-        assert recalls is not None
-        patch = {"data": recalls.data()}
-        await world.api.merge_patch(CONFIG_MAPS, RECALLED_DEVICES, patch, SYSTEM_NAMESPACE)
-        await asyncio.sleep(1.0)  # the API server follows its policies
-        await world.node("n0", gpus=1, protected=False)
-        await world.claim("c")
-        await world.pod("p", "c", gated=False)
-        report = await report_about(world, "p")
-        assert RECALLED_DEVICES in report.message
-        assert is_about_own_decision(report)
 
     run(kind, scenario)

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 
 import builders
 import pytest
-from lending_beside import NAMESPACE, OURS, Beside, gpu, lending_beside
+from granting_beside import NAMESPACE, OURS, Beside, gpu, granting_beside
 from manifest_files import documents
 
 from controller.allocate.decide import is_about_own_decision, report_of
@@ -33,7 +33,7 @@ Scenario = Callable[[Beside], Awaitable[None]]
 def run(kind: str, scenario: Scenario) -> None:
     async def main() -> None:
         # kube-scheduler backs off for up to 10 s from a pod whose writes were refused.
-        async with asyncio.timeout(280), lending_beside(kind, 20.0, folder="open-pools") as beside:
+        async with asyncio.timeout(280), granting_beside(kind, 20.0, extended=False) as beside:
             await scenario(beside)
 
     asyncio.run(main())

@@ -22,7 +22,6 @@ from controller.allocate.decide import (
     GrantDevices,
     GroupWrite,
     Lane,
-    Lend,
     PodAnswer,
     PodExpected,
     PodID,
@@ -167,7 +166,7 @@ class Decider:
             return decision if isinstance(decision, SetAside) else None
 
     async def decide(
-        self, pod: Pod, lane: Lane, *, lends: bool = False, awaited: bool = False
+        self, pod: Pod, lane: Lane, *, grants: bool = False, awaited: bool = False
     ) -> tuple[PodAnswer, Answered] | None:
         """Return what is to be done about a pod; None where it must be asked again, because much has changed.
 
@@ -176,13 +175,13 @@ class Decider:
         Args:
             pod: which one.
             lane: how much work it may take.
-            lends: see ``PodQuestion``.
+            grants: see ``PodQuestion``.
             awaited: see ``PodQuestion``.
         """
         pod_id = PodID(pod.key, pod.metadata.uid)
         for _ in range(_MOST_IMPOSSIBLE):
             with self._journal.freshness.awaiting(self._journal.version):
-                found = await self._ask(pod_id, lane, lends=lends, awaited=awaited)
+                found = await self._ask(pod_id, lane, grants=grants, awaited=awaited)
                 judgement = _Judgement.OUT_OF_DATE
                 if found.answer is not None:
                     judgement = self._judge(pod, found.answer, found.knowledge)
@@ -210,10 +209,10 @@ class Decider:
             self._mistrusted = now
             self._answers.mistrust("its answers about many pods are impossible")
 
-    async def _ask(self, pod: PodID, lane: Lane, *, lends: bool, awaited: bool) -> Answered:
+    async def _ask(self, pod: PodID, lane: Lane, *, grants: bool, awaited: bool) -> Answered:
         blamed = 0
         while True:
-            question = PodQuestion(pod, self._clock.monotonic(), lane, lends=lends, awaited=awaited)
+            question = PodQuestion(pod, self._clock.monotonic(), lane, grants=grants, awaited=awaited)
             try:
                 return await self._answers.ask(question, self.release)
             except WorkerEnded as e:
@@ -259,14 +258,9 @@ class Decider:
                 return self._judge_writes(writes, knowledge)
             case Refuse(undo=undo):
                 return self._judge_undo(undo, self._claims_of(pod, answer), knowledge)
-            case Lend(devices=devices):
-                pools = [pool for pool, _ in devices]
+            case GrantDevices(pools=pools):
                 holds = self._hold(pools, knowledge) and all(
                     self._journal.freshness.knows_taken(pool, knowledge) for pool in pools
-                )
-            case GrantDevices(pools=granted):
-                holds = self._hold(granted, knowledge) and all(
-                    self._journal.freshness.knows_taken(pool, knowledge) for pool in granted
                 )
             case Proceed():
                 claims = self._claims_of(pod, answer)

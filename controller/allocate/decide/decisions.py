@@ -316,7 +316,7 @@ class Decisions:
         self, pod: Pod, group: Gang | None, budget: Budget, question: PodQuestion
     ) -> tuple[Decision, bool]:
         """Return what is to be done about a pod or its group, and whether it was given up."""
-        now, terms = question.now, GrantTerms(question.lends, self._backoff.came_back(pod.metadata.uid))
+        now, terms = question.now, GrantTerms(question.grants, self._backoff.came_back(pod.metadata.uid))
         if group is not None:
             return self._gangs.decide(group, pod, budget, self._intake.improvements, now), False
         avoid = self._avoided(pod, now)

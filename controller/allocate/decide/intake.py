@@ -129,12 +129,12 @@ class Intake:
                 self._improved(self._claims.remove(key, uid))
             case ClaimAssumed(key, uid, allocation):
                 self._improved(self._claims.assume(key, uid, allocation))
-            case PoolChanged(pool, blocked, policy, lent, is_open):
-                if lent == self._cluster.lent(pool):  # else it says nothing new of the node
+            case PoolChanged(pool, blocked, policy, granted, is_open):
+                if granted == self._cluster.granted(pool):  # else it says nothing new of the node
                     self._backoff.reset(pool.pool)
-                self._cluster.set_lent(pool, lent)
+                self._cluster.set_granted(pool, granted)
                 self._cluster.set_open(pool, is_open)
-                self._claims.set_lent(pool, lent)
+                self._claims.set_granted(pool, granted)
                 self._decider.set_pool(pool, blocked=blocked, policy=policy)
                 self._improved(True)
             case PoolBusy(pool, devices):

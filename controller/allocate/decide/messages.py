@@ -42,8 +42,6 @@ __all__ = [
     "GroupWrite",
     "Hard",
     "Lane",
-    "Lend",
-    "LentNode",
     "NodeTurnedDown",
     "NotYet",
     "ObjectGone",
@@ -96,8 +94,7 @@ class Settings:
             each time, too. A cycle of kube-scheduler has ended by then, whatever it does.
         decision_seconds: CPU time that a decision for a pod may take in the slow lane.
         group_decision_seconds: likewise for all pods of a group.
-        lends: whether devices are lent to kube-scheduler for pods that it alone can place.
-        grants: whether devices are granted to kube-scheduler for such pods, in place of loans.
+        grants: whether devices are granted to kube-scheduler for pods that it alone can place.
         shapes: requests that are counted now and then.
         group_labels: labels of others that make pods a group.
     """
@@ -110,7 +107,6 @@ class Settings:
     rest_seconds: float = 60.0
     decision_seconds: float = 2.0
     group_decision_seconds: float = 10.0
-    lends: bool = False
     grants: bool = False
     shapes: tuple[RequestShape, ...] = ()
     group_labels: tuple[str, ...] = tuple(GroupLabels)
@@ -190,15 +186,15 @@ class PoolChanged:
         pool: which one.
         blocked: it is changing hands or its form: protected by our taint, yet not ours to decide on.
         policy: how to choose its devices.
-        lent: devices that are lent to kube-scheduler, or on their way there or back, and all that these
-            exclude: neither free nor ours to give back. Whose the pool is does not depend on their taints.
+        granted: devices that are granted to kube-scheduler, or on their way there or back, and all that these
+            exclude: neither free nor ours to give back.
         open: it is ours although its devices have no taint of ours: the API server refuses others.
     """
 
     pool: PoolID
     blocked: bool
     policy: PoolPolicy
-    lent: frozenset[str] = frozenset()
+    granted: frozenset[str] = frozenset()
     open: bool = False
 
 
@@ -330,7 +326,7 @@ class PodQuestion:
         now: when the question is asked.
         lane: how much work it may cause.
         set_aside: asked is not what to do now, but which devices to set aside for it. It fits nowhere.
-        lends: whether devices may be lent, or granted, for it now where the controller could allocate itself.
+        grants: whether devices may be granted for it now where the controller could allocate itself.
         awaited: whether kube-scheduler was seen binding it: then its kubelet waits for the devices, and it
             comes before the pods for which devices are set aside. Anybody can make a pod with a node.
     """
@@ -339,7 +335,7 @@ class PodQuestion:
     now: float
     lane: Lane = Lane.FAST
     set_aside: bool = False
-    lends: bool = False
+    grants: bool = False
     awaited: bool = False
 
 
@@ -422,52 +418,6 @@ class SetAside:
     places: tuple[PodPlacement, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LentNode:
-    """Devices of a node with which kube-scheduler finds there all that a pod asks for.
-
-    Attributes:
-        node: where.
-        devices: names, by pool of ours.
-        nodes: how many suit the pod but for its devices: kube-scheduler looks at all of these where it finds
-            no devices on that one.
-    """
-
-    node: str
-    devices: tuple[tuple[PoolID, tuple[str, ...]], ...]
-    nodes: int = field(default=1, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Lend:
-    """Devices to be lent to kube-scheduler.
-
-    Nothing is taken by this: until they are lent, others may get them, and the pod is asked about again.
-
-    Attributes:
-        nodes: each of which will do; the best one first.
-        instead: whether the controller could allocate itself; its own choice may be in vain.
-        slow: whether volumes are to be made for the pod before its claims are written.
-        suitable: how many nodes suit the pod but for its devices: kube-scheduler looks at all of these where
-            it finds no devices on the best one.
-    """
-
-    nodes: tuple[LentNode, ...]
-    instead: bool = False
-    slow: bool = False
-    suitable: int = field(default=1, compare=False)
-
-    @property
-    def node(self) -> str:
-        """The best node."""
-        return self.nodes[0].node
-
-    @property
-    def devices(self) -> tuple[tuple[PoolID, tuple[str, ...]], ...]:
-        """Names of the devices on all nodes, by pool."""
-        return tuple(pair for one in self.nodes for pair in one.devices)
-
-
 class GrantedDevices(NamedTuple):
     """Devices of one pool for one claim.
 
@@ -547,7 +497,7 @@ class NotYet:
     signature: bytes = b""
 
 
-Decision = Wait | Proceed | Refuse | Write | GroupWrite | Lend | GrantDevices | Hard | SetAside | NotYet
+Decision = Wait | Proceed | Refuse | Write | GroupWrite | GrantDevices | Hard | SetAside | NotYet
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from controller.allocate.state.assume_cache import AssumeCache
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.api.resource import ResourceClaim, ResourceSlice
-from dra_driver.fleet import LentToPod
+from dra_driver.fleet import GrantedToPod
 from dra_driver.kube import Handler, Informer
 from dra_driver.kube.clock import rfc3339
 from dra_driver.ownership import PoolID, is_newer, units
@@ -165,11 +165,11 @@ class PodGrants:
         """Return for how many pods something is granted."""
         return len(self._of)
 
-    def shown(self) -> tuple[LentToPod, ...]:
+    def shown(self) -> tuple[GrantedToPod, ...]:
         """Return for which pods what is granted, for people."""
         now, past = self._clock.now(), self._clock.monotonic()
         return tuple(
-            LentToPod(
+            GrantedToPod(
                 pod=str(grant.pod.key),
                 node=place.node,
                 since=rfc3339(now - (past - grant.since)),

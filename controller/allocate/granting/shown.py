@@ -1,4 +1,4 @@
-"""Writes down for people whether devices are granted, or lent, why not, and for which pods."""
+"""Writes down for people whether devices are granted, why not, and for which pods."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import msgspec
 import structlog
 
 from dra_driver.api.core import CONFIG_MAPS
-from dra_driver.api.names import LENDING_STATUS
+from dra_driver.api.names import GRANT_STATUS
 from dra_driver.errors import DraError
-from dra_driver.fleet import GRANTING, LENDING, MOST_NAMED_NAMESPACES, LendingShown, LentToPod, lending_data
+from dra_driver.fleet import MOST_NAMED_NAMESPACES, GrantedToPod, GrantsShown, grants_data
 from dra_driver.kube import Backoff
 from dra_driver.kube.clock import rfc3339
 from dra_driver.ports import Clock, KubeClient
@@ -27,13 +27,12 @@ _RENEW_SECONDS: Final = 300.0
 
 
 class GrantStatus:
-    """Keeps the ConfigMap ``dra-driver-lending``, which nothing is decided by.
+    """Keeps the ConfigMap ``dra-driver-grant-status``, which nothing is decided by.
 
     Args:
         client: of the leader.
         clock: for times.
         namespace: of the object.
-        mode: whether devices are granted, or lent (``LendingShown``).
         obstacle: why nothing is now.
         ungated: namespaces whose pods come without the gate.
         pods: for which of them devices are.
@@ -44,34 +43,31 @@ class GrantStatus:
         client: KubeClient,
         clock: Clock,
         namespace: str,
-        mode: str,
         obstacle: Callable[[], str],
         ungated: Callable[[], tuple[str, ...]],
-        pods: Callable[[], tuple[LentToPod, ...]],
+        pods: Callable[[], tuple[GrantedToPod, ...]],
     ) -> None:
         self._client = client
         self._clock = clock
         self._namespace = namespace
-        self._mode = mode
         self._obstacle = obstacle
         self._ungated = ungated
         self._pods = pods
 
-    def now(self) -> LendingShown:
+    def now(self) -> GrantsShown:
         """Return what is to be shown, without the time."""
         ungated = self._ungated()
-        return LendingShown(
-            mode=self._mode,
-            obstacle=self._obstacle() if self._mode in (LENDING, GRANTING) else "",
+        return GrantsShown(
+            obstacle=self._obstacle(),
             ungated=ungated[:MOST_NAMED_NAMESPACES],
             more_ungated=len(ungated[MOST_NAMED_NAMESPACES:]),
-            loans=self._pods(),
+            pods=self._pods(),
         )
 
     async def run(self) -> None:
         """Write until cancelled. What fails is logged and tried again."""
         backoff = Backoff(base=_SECONDS, cap=60.0)
-        written: LendingShown | None = None
+        written: GrantsShown | None = None
         at = 0.0
         while True:
             delay, now = _SECONDS, self._clock.monotonic()
@@ -81,13 +77,13 @@ class GrantStatus:
                     await self._write(shown)
                 except DraError as e:
                     delay = backoff.next()
-                    log.warning("what is granted cannot be shown", config_map=LENDING_STATUS, error=str(e))
+                    log.warning("what is granted cannot be shown", config_map=GRANT_STATUS, error=str(e))
                 else:
                     backoff.reset()
                     written, at = shown, now
             await asyncio.sleep(delay)
 
-    async def _write(self, shown: LendingShown) -> None:
+    async def _write(self, shown: GrantsShown) -> None:
         dated = msgspec.structs.replace(shown, updated=rfc3339(self._clock.now()))
-        patch = {"data": lending_data(dated)}
-        await self._client.merge_patch(CONFIG_MAPS, LENDING_STATUS, patch, self._namespace)
+        patch = {"data": grants_data(dated)}
+        await self._client.merge_patch(CONFIG_MAPS, GRANT_STATUS, patch, self._namespace)

@@ -43,17 +43,17 @@ class CurrentOwners:
         self._drivers = frozenset(drivers)
         self._states = states
         self._owners = PoolOwners(self._drivers)
-        # As of the last look: an owner was told with these devices that are lent, and whether it is open.
-        self._known: dict[PoolID, tuple[frozenset[str], bool]] = {}
+        # Pools that were open at the last look.
+        self._open: set[PoolID] = set()
         slices.add_handler(Handler(added=self._seen, updated=lambda _, s: self._seen(s), deleted=self._gone))
         classes.add_handler(Handler(added=self._count, updated=self._count, deleted=self._count))
 
     def are_ours(self, allocation: AllocationResult) -> bool:
-        """Return whether every device is this controller's: of a pool of its own, and not lent.
+        """Return whether every device is this controller's: of a pool of its own, and not granted.
 
-        What has admin access to a device that is lent takes nothing of it.
+        What has admin access to a device that is granted takes nothing of it.
         """
-        if any(self._is_lent(r) for r in allocation.devices.results):
+        if any(self._is_granted(r) for r in allocation.devices.results):
             return False
         pools = _pools(allocation)
         return all(self._of(p) is Owner.OURS and not self._states.of(p).blocked for p in pools)
@@ -65,32 +65,28 @@ class CurrentOwners:
         )
 
     def may_become_ours(self, allocation: AllocationResult) -> bool:
-        """Return whether devices are lent, of pools that are changing hands, or whose node is away."""
+        """Return whether devices are granted, of pools that are changing hands, or whose node is away."""
         ours = any(p.driver in self._drivers for p in _pools(allocation))
         return ours and not (self.are_ours(allocation) or self.are_left_to_scheduler(allocation))
 
     def pool_changed(self, pool: PoolID) -> None:
         """Take note that the state of a pool is another one."""
-        state = self._states.of(pool)
-        now, nothing = (state.lent, state.open), (frozenset[str](), False)
-        lent, is_open = known = self._known.get(pool, nothing)
-        if known == now:
+        was_open, is_open = pool in self._open, self._states.of(pool).open
+        if is_open is was_open:
             return
-        before = self._owners.of(pool, lent, is_open=is_open)
-        if now == nothing:
-            del self._known[pool]
+        if is_open:
+            self._open.add(pool)
         else:
-            self._known[pool] = now
-        if before is not self._of(pool):
+            self._open.discard(pool)
+        if self._owners.of(pool, is_open=was_open) is not self._of(pool):
             self._count()
 
     def _of(self, pool: PoolID) -> Owner | None:
-        state = self._states.of(pool)
-        return self._owners.of(pool, state.lent, is_open=state.open)
+        return self._owners.of(pool, is_open=self._states.of(pool).open)
 
-    def _is_lent(self, result: DeviceRequestAllocationResult) -> bool:
-        lent = self._states.lent(PoolID(result.driver, result.pool))
-        return result.device in lent and not result.admin_access
+    def _is_granted(self, result: DeviceRequestAllocationResult) -> bool:
+        granted = self._states.granted(PoolID(result.driver, result.pool))
+        return result.device in granted and not result.admin_access
 
     def _count(self, *_: object) -> None:
         self.version += 1

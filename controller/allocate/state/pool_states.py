@@ -6,10 +6,9 @@ from collections.abc import Callable, Collection, Iterable
 
 from controller.allocate.decide import Change, PoolChanged
 from controller.allocate.signal import Signal
-from dra_driver.api.own.inventory import DeviceInventory
 from dra_driver.api.resource import ResourceSlice
 from dra_driver.kube import Handler, Informer
-from dra_driver.ownership import PoolID, devices_in, pool_of_inventory, pool_of_slice, refusal_of
+from dra_driver.ownership import PoolID, devices_in, pool_of_slice
 from dra_driver.structured import PoolPolicy
 
 __all__ = ["PoolStates"]
@@ -41,19 +40,13 @@ class PoolStates:
         self._blocked: set[PoolID] = set()
         self._open: set[PoolID] = set()
         self._policies: dict[PoolID, PoolPolicy] = {}
-        # Names of units and devices that are granted, or lent, as the publishing side says, or as is noted;
-        # all devices that these exclude.
+        # Names of units and devices that are granted, as the publishing side says; all devices that these
+        # exclude.
+        self._names: dict[PoolID, frozenset[str]] = {}
         self._granted: dict[PoolID, frozenset[str]] = {}
-        self._announced: dict[PoolID, frozenset[str]] = {}
-        self._noted: dict[PoolID, frozenset[str]] = {}
-        self._lent: dict[PoolID, frozenset[str]] = {}
 
-    def follow(self, inventories: Informer[DeviceInventory], slices: Informer[ResourceSlice]) -> None:
-        """Keep to what inventories note to be lent, also by other controllers, from now on."""
-        inventories.add_handler(
-            Handler(added=self._recorded, updated=lambda _, i: self._recorded(i), deleted=self._forgotten)
-        )
-        # Which devices a unit has depends on what is published.
+    def follow(self, slices: Informer[ResourceSlice]) -> None:
+        """Follow which devices the units have that are granted: that depends on what is published."""
         slices.add_handler(Handler(added=self._saw, updated=lambda _, s: self._saw(s), deleted=self._saw))
 
     def set_blocked(self, pool: PoolID, blocked: bool) -> None:
@@ -83,16 +76,6 @@ class PoolStates:
             self._policies[pool] = policy
         self._report(before)
 
-    def set_lent(self, pool: PoolID, names: Collection[str]) -> None:
-        """Note what of a pool is lent to kube-scheduler, or on its way there or back.
-
-        Args:
-            pool: which one.
-            names: of units (``dra_driver.ownership.units``) and of devices; empty: nothing.
-        """
-        _put(self._announced, pool, frozenset(names))
-        self._look_at_lent(pool)
-
     def set_granted(self, pool: PoolID, names: Collection[str]) -> None:
         """Note what of a pool is granted to claims of kube-scheduler, or on its way there or back.
 
@@ -100,43 +83,27 @@ class PoolStates:
             pool: which one.
             names: of units and of devices; empty: nothing.
         """
-        _put(self._granted, pool, frozenset(names))
-        self._look_at_lent(pool)
+        _put(self._names, pool, frozenset(names))
+        self._look_at_grants(pool)
 
-    def lent(self, pool: PoolID) -> frozenset[str]:
-        """Return the devices of a pool that are lent or granted, and all that these exclude."""
-        return self._lent.get(pool, _NOTHING)
+    def granted(self, pool: PoolID) -> frozenset[str]:
+        """Return the devices of a pool that are granted, and all that these exclude."""
+        return self._granted.get(pool, _NOTHING)
 
     def of(self, pool: PoolID) -> PoolChanged:
         """Return the state of a pool."""
         policy = self._policies.get(pool, self._default)
-        return PoolChanged(pool, pool in self._blocked, policy, self.lent(pool), pool in self._open)
-
-    def _recorded(self, inventory: DeviceInventory) -> None:
-        lent = inventory.status.publication.lent
-        self._note(inventory, frozenset(name for unit in lent for name in (unit.unit, *unit.devices)))
-
-    def _forgotten(self, inventory: DeviceInventory) -> None:
-        self._note(inventory, _NOTHING)
-
-    def _note(self, inventory: DeviceInventory, names: frozenset[str]) -> None:
-        pool = pool_of_inventory(inventory)
-        # A node speaks of its own pool only.
-        if names != self._noted.get(pool, _NOTHING) and not refusal_of(inventory, None):
-            _put(self._noted, pool, names)
-            self._look_at_lent(pool)
+        return PoolChanged(pool, pool in self._blocked, policy, self.granted(pool), pool in self._open)
 
     def _saw(self, slice_: ResourceSlice) -> None:
         pool = pool_of_slice(slice_)
-        if pool in self._announced or pool in self._noted or pool in self._granted:
-            self._look_at_lent(pool)
+        if pool in self._names:
+            self._look_at_grants(pool)
 
-    def _look_at_lent(self, pool: PoolID) -> None:
+    def _look_at_grants(self, pool: PoolID) -> None:
         before = self.of(pool)
-        names = _NOTHING.union(
-            *(d.get(pool, _NOTHING) for d in (self._announced, self._noted, self._granted))
-        )
-        _put(self._lent, pool, devices_in(self._slices_of(pool), names) if names else _NOTHING)
+        names = self._names.get(pool, _NOTHING)
+        _put(self._granted, pool, devices_in(self._slices_of(pool), names) if names else _NOTHING)
         self._report(before)
 
     def _report(self, before: PoolChanged) -> None:

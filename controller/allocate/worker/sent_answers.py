@@ -21,8 +21,6 @@ from controller.allocate.decide import (
     Hard,
     Lane,
     Learned,
-    Lend,
-    LentNode,
     NotYet,
     PodAnswer,
     PodID,
@@ -110,13 +108,6 @@ class _SetAside(msgspec.Struct, frozen=True, tag="set aside"):
     places: tuple[PodPlacement, ...]
 
 
-class _Lend(msgspec.Struct, frozen=True, tag="lend"):
-    nodes: tuple[LentNode, ...]
-    instead: bool
-    slow: bool
-    suitable: int
-
-
 class _Grant(msgspec.Struct, frozen=True, tag="grant"):
     nodes: tuple[GrantedNode, ...]
     instead: bool
@@ -134,7 +125,7 @@ class _Writes(msgspec.Struct, frozen=True, tag="write"):
     writes: tuple[_Write, ...]
 
 
-_Packed = _Wait | _Proceed | _Refuse | _Hard | _Writes | _Lend | _Grant | _SetAside | _NotYet
+_Packed = _Wait | _Proceed | _Refuse | _Hard | _Writes | _Grant | _SetAside | _NotYet
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -260,10 +251,8 @@ def _packed(decision: Decision) -> _Packed:
             return _NotYet(message, tuple(map(_ref, claims)), signature)
         case SetAside(rank, places):
             return _SetAside(rank, places)
-        case Lend(nodes, instead, slow, suitable):
-            return _Lend(nodes, instead, slow, suitable)
-        case GrantDevices(nodes=granted, instead=instead, slow=slow, suitable=suitable):
-            return _Grant(granted, instead, slow, suitable)
+        case GrantDevices(nodes, instead, slow, suitable):
+            return _Grant(nodes, instead, slow, suitable)
         case Write():
             return _Writes((_packed_write(None, decision),))
         case GroupWrite(writes):
@@ -317,10 +306,8 @@ def decision_of(answer: Answer, known: Callable[[ObjectKey], ResourceClaim | Non
             return NotYet(message[:_LONGEST_TEXT], tuple(newest(claims)), signature)
         case _SetAside(rank, places):
             return SetAside(rank, places)
-        case _Lend(nodes, instead, slow, suitable):
-            return Lend(nodes, instead, slow, suitable)
-        case _Grant(nodes=granted, instead=instead, slow=slow, suitable=suitable):
-            return GrantDevices(granted, instead, slow, suitable)
+        case _Grant(nodes, instead, slow, suitable):
+            return GrantDevices(nodes, instead, slow, suitable)
         case _Writes(writes):
             pairs = [
                 (w.pod, Write(w.node, tuple((found(ref), allocation) for ref, allocation in w.allocations)))
@@ -354,13 +341,13 @@ def check_answer(answer: Answer, question: PodQuestion, known: int, version: int
     if question.set_aside:
         asked: tuple[type[Any], ...] = (_SetAside, _Refuse, _Wait, _NotYet)
     else:
-        asked = (_Wait, _Proceed, _Refuse, _Hard, _Writes, _Lend, _Grant, _NotYet)
+        asked = (_Wait, _Proceed, _Refuse, _Hard, _Writes, _Grant, _NotYet)
     if not isinstance(answer.decision, asked):
         raise DecodeError("it answers another question")
-    if isinstance(answer.decision, _Lend | _Grant) and (
-        not answer.decision.nodes or (answer.decision.instead and not question.lends)
+    if isinstance(answer.decision, _Grant) and (
+        not answer.decision.nodes or (answer.decision.instead and not question.grants)
     ):
-        raise DecodeError("devices are lent or granted nowhere, or for a pod for which none may be")
+        raise DecodeError("devices are granted nowhere, or for a pod for which none may be")
     waits = [answer.pause, *(seconds for _, seconds in answer.avoided)]
     if isinstance(answer.decision, _Wait):
         waits.append(answer.decision.poll)

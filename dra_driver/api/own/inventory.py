@@ -211,7 +211,7 @@ class Registration(Wire, frozen=True, kw_only=True):
 
 
 class LentUnit(Wire, frozen=True, kw_only=True):
-    """Devices that kube-scheduler may allocate, or may have decided to, in a pool of the controller.
+    """Devices that an earlier version has lent to kube-scheduler, in a pool of the controller.
 
     Attributes:
         unit: what is exclusive together with them: the counter set, or the device that consumes none.
@@ -250,8 +250,8 @@ class Publication(Wire, frozen=True, kw_only=True):
             goes from the first to the second; empty where an older controller wrote the rest.
         withheld_for: resources of device plugins for which devices of the node are withheld.
         other_drivers: other DRA drivers for which devices of the node are withheld.
-        lent: what kube-scheduler may allocate although the pool is the controller's; noted before its taint
-            is taken off, and until nothing that was decided in the meantime can be written any more.
+        lent: what kube-scheduler may allocate although the pool is the controller's. Only earlier versions
+            note something here; the pool is nobody's until it is removed (``recorded_allocator``).
     """
 
     epoch: int = 0

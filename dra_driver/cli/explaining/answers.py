@@ -121,7 +121,7 @@ def _ask(snapshot: Snapshot, claim: ResourceClaim, policy: NodePolicy, pools: Us
         return everywhere()
     outcome = everywhere(pools=pools.policies, withheld=pools.withheld)
     if isinstance(outcome, DoesNotFit) and len(claim.spec.devices.requests or ()) > 1:
-        # Where only pools of both fit together, that is the answer: devices would have to be lent.
+        # Where only pools of both fit together, that is the answer: devices would have to be granted.
         both = everywhere()
         if isinstance(both, Allocated) and pools.mixes(
             PoolID(r.driver, r.pool) for r in both.results[0].devices.results

@@ -18,7 +18,6 @@ from controller.app import Controller
 from controller.assembly import AnswersOf, worker_process
 from controller.config import (
     ControllerConfig,
-    LendingMode,
     PreemptionMode,
     PreemptionSettings,
     Timings,
@@ -149,23 +148,16 @@ def _add_allocation(parser: argparse._ActionsContainer) -> None:
         "--open-pools",
         action="store_true",
         help="publish pools without the driver's taint where the admission policy dra-driver-grants refuses "
-        "allocations by others and the pods of every namespace get the scheduling gate; not with --lending",
+        "allocations by others and the pods of every namespace get the scheduling gate",
     )
     parser.add_argument(
-        "--lending",
-        choices=[mode.value for mode in LendingMode],
-        default=LendingMode.OFF.value,
-        help="lend devices to kube-scheduler, for pods that only it can place; ending: lend no more and take "
-        "back what is lent; on and ending need a policy and rights of their own",
-    )
-    parser.add_argument(
-        "--lending-scan-budget",
+        "--grant-scan-budget",
         type=float,
         default=1.0,
         metavar="SECONDS",
-        help="how long kube-scheduler may look for devices because of loans, by estimate: at all nodes that "
-        "suit a pod, should its loan be in vain, and for the pods that it could not place with one; beyond "
-        "that nothing is lent for more pods",
+        help="how long kube-scheduler may look for devices because of grants, by estimate: at all nodes that "
+        "suit a pod, should its grants be in vain, and for the pods that it could not place so; beyond "
+        "that nothing is granted for more pods",
     )
 
 
@@ -409,8 +401,7 @@ def run(
             violates_budgets=args.preemption_violates_budgets,
         ),
         open_pools=args.open_pools,
-        lending=LendingMode(args.lending),
-        lending_scan_seconds=args.lending_scan_budget,
+        grant_scan_seconds=args.grant_scan_budget,
         schedulers=tuple(args.scheduler_name or [DEFAULT_SCHEDULER]),
         binding_seconds=args.binding_timeout,
         workers=args.workers,

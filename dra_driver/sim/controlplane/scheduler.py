@@ -33,6 +33,7 @@ from dra_driver.api.names import CANNOT_ALLOCATE, NOT_ON_NODE
 from dra_driver.api.resource import (
     DEVICE_CLASSES,
     RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
     AllocationResult,
     DeviceClass,
     ResourceClaim,
@@ -47,7 +48,6 @@ from dra_driver.sim.controlplane.extended_resources import ExtendedResources, ow
 from dra_driver.sim.controlplane.followed import FollowedCluster
 from dra_driver.sim.controlplane.neighbour_filters import NeighbourFilters
 from dra_driver.sim.controlplane.queueing import LONGEST_SECONDS, QueueingHints
-from dra_driver.sim.controlplane.stored_slices import STORED_SLICES
 from dra_driver.sim.controlplane.volumes import FollowedVolumes
 from dra_driver.sim.objects import MetaObject
 from dra_driver.structured.model.nodeselection import selector_matches
@@ -121,7 +121,7 @@ class Scheduler:
         self._not_before: dict[str, tuple[float, float]] = {}  # pod UID → monotonic time, last delay
         self._pods = Informer(api, PODS)
         self._claims = Informer(api, RESOURCE_CLAIMS, indices={"owner": owner_uids})
-        self._slices = Informer(api, STORED_SLICES)
+        self._slices = Informer(api, RESOURCE_SLICES)
         self._classes = Informer(api, DEVICE_CLASSES)
         self._nodes = Informer(api, NODES)
         self._volumes = FollowedVolumes(api, self._nodes)

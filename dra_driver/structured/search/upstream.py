@@ -1,7 +1,7 @@
 """The search of Kubernetes 1.36 with the defects that were recorded of it: what kube-scheduler would do.
 
 Our own search (``search``) finds what the API documents. kube-scheduler may fail where that succeeds, or take
-other devices. Before devices are lent to it, this says which devices it takes of what it would see.
+other devices. Before devices are granted to it, this says which ones it takes of what it sees.
 
 What differs, each confirmed against the Go allocator (``tests/conformance``):
 
@@ -341,8 +341,7 @@ def scheduler_takes(
     """Return the devices that kube-scheduler takes on a node, by claim, or why it takes none.
 
     Args:
-        snapshot: the cluster as kube-scheduler sees it. Before devices are lent: with the slices that they
-            would be published in.
+        snapshot: the cluster as kube-scheduler sees it.
         claims: of one pod, in its order. Those that are allocated already get nothing more.
         node: name of a node of the snapshot.
         budget: what the question may cost; if None, ``Budget()``.

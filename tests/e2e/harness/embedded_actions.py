@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
-from gate_files import GATE_COLLECTIONS
-from manifest_files import documents
 from node_traces import traces
 from previous_version import NoPreviousVersion, unpack
 
-from dra_driver.api.core import NAMESPACES
-from dra_driver.api.names import SYSTEM_NAMESPACE
-from dra_driver.errors import Conflict
-from dra_driver.kube import KubeApi
-from dra_driver.sim.assets import deploy_directory
 from dra_driver.sim.cluster import EmbeddedCluster
 from dra_driver.sim.processes import ManagedProcess
 
@@ -25,13 +17,6 @@ _OTHER = "import sys; sys.path.insert(0, {folder!r}); from dra_driver.cli.main i
 
 
 PREEMPTION = ("--preemption=on", "--preemption-rate=100")
-LENDING = ("--lending=on",)
-_POLICIES = "/apis/admissionregistration.k8s.io/v1"
-COLLECTIONS = {
-    "ConfigMap": f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps",
-    "ValidatingAdmissionPolicy": f"{_POLICIES}/validatingadmissionpolicies",
-    "ValidatingAdmissionPolicyBinding": f"{_POLICIES}/validatingadmissionpolicybindings",
-}
 BY_NODE = "--publish=node"
 
 
@@ -133,29 +118,9 @@ class EmbeddedActions:
         """See ``Actions``."""
         await self._set_flags(PREEMPTION, on=on)
 
-    async def lend(self, *, on: bool) -> None:
-        """See ``Actions``."""
-        api = self._cluster.api
-        assert isinstance(api, KubeApi)
-        with contextlib.suppress(Conflict):
-            await api.create(NAMESPACES, {"metadata": {"name": SYSTEM_NAMESPACE}})
-        added = documents(deploy_directory("optional") / "lending" / "recalled-devices.yaml")
-        for body in added:
-            collection, name = COLLECTIONS[body["kind"]], body["metadata"]["name"]
-            if on:
-                await api._call("POST", collection, body=body)
-            else:
-                await api._call("DELETE", f"{collection}/{name}")
-        # With the gate in every namespace, or as it was installed.
-        as_installed = deploy_directory("manifests") / "gate-policy"
-        path = deploy_directory("optional") / "lending" if on else as_installed
-        for body in documents(path / "gating.yaml"):
-            if body["kind"] in GATE_COLLECTIONS:
-                collection, name = GATE_COLLECTIONS[body["kind"]], body["metadata"]["name"]
-                query = "?fieldManager=e2e&force=true"
-                apply = "application/apply-patch+yaml"
-                await api._call("PATCH", f"{collection}/{name}{query}", body=body, content_type=apply)
-        await self._set_flags(LENDING, on=on)
+    async def open_pools(self, *, on: bool) -> bool:
+        """See ``Actions``; its controller would have to have the account that the policy knows."""
+        return False
 
     async def _set_flags(self, flags: tuple[str, ...], *, on: bool) -> None:
         controller = self._cluster.controller

@@ -82,9 +82,10 @@ class LocalActions:
         """See ``Actions``."""
         await ask("preempt" if on else "current")
 
-    async def lend(self, *, on: bool) -> None:
+    async def open_pools(self, *, on: bool) -> bool:
         """See ``Actions``."""
-        await ask("lend" if on else "lend_no_more")
+        await ask("open_pools" if on else "close_pools")
+        return True
 
     async def uninstall(self) -> list[str]:
         """See ``Actions``."""

@@ -174,23 +174,23 @@ class LocalCluster:
         """
         self.turn_on("preemption", "--preemption=on", "--preemption-rate=100")
 
-    def turn_lending_on(self) -> None:
-        """Has the controller lend devices.
+    def open_pools(self) -> None:
+        """Has the controller's pools open.
 
         Raises:
             NotUpError: it does not come up with it.
         """
-        self.turn_on("lending", "--lending=on")
+        self.turn_on("open-pools", "--open-pools")
 
-    def turn_lending_off(self) -> None:
-        """Puts things as ``install`` has left them; nothing may be lent.
+    def close_pools(self) -> None:
+        """Puts things as ``install`` has left them.
 
         Raises:
             NotUpError: it does not come up.
         """
         self.install()
-        recalled = self._project / "deploy" / "optional" / "lending" / "recalled-devices.yaml"
-        self.kubectl("delete", "-f", str(recalled))
+        grants = self._project / "deploy" / "optional" / "open-pools" / "grants.yaml"
+        self.kubectl("delete", "-f", str(grants))
 
     def scale_controller(self, number: str) -> None:
         """As many controllers; returns when they run, or are gone.

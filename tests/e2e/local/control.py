@@ -27,8 +27,8 @@ class Control:
             "agent_flag": cluster.add_agent_flag,
             "controllers": cluster.scale_controller,
             "preempt": cluster.turn_preemption_on,
-            "lend": cluster.turn_lending_on,
-            "lend_no_more": cluster.turn_lending_off,
+            "open_pools": cluster.open_pools,
+            "close_pools": cluster.close_pools,
         }
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(str(path))

@@ -51,10 +51,10 @@ def test_pods_that_are_none_of_its_business_are_not_gated() -> None:
     run(scenario)
 
 
-def test_the_policy_of_lending_gates_extended_resources_in_every_namespace() -> None:
+def test_the_policy_of_open_pools_gates_extended_resources_in_every_namespace() -> None:
     async def scenario(client: Client) -> None:
         await install(client)
-        (policy,) = documents(deploy_directory("optional") / "lending" / "gating.yaml")
+        (policy,) = documents(deploy_directory("optional") / "open-pools" / "gating.yaml")
         path = f"{POLICIES}/mutatingadmissionpolicies/{policy['metadata']['name']}?fieldManager=t&force=true"
         assert (await client.call("PATCH", path, policy, "application/apply-patch+yaml"))[0] == 200
         elsewhere = "/api/v1/namespaces/default/pods"

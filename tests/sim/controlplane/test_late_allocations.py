@@ -84,7 +84,7 @@ def test_what_an_admission_policy_refuses_is_reported_and_tried_again() -> None:
     def refuse(_verb: str, kind: str, name: str, subresource: str) -> None:
         if (kind, subresource) == ("ResourceClaim", "status") and not refused:
             refused.append(name)
-            raise Forbidden("denied request: a device is recalled", code=403)
+            raise Forbidden("denied request: a device is the controller's", code=403)
 
     async def scenario() -> None:
         claim(cluster, "ca")
@@ -92,7 +92,7 @@ def test_what_an_admission_policy_refuses_is_reported_and_tried_again() -> None:
         cluster.before = refuse
         await asyncio.sleep(LATE + 1)
         assert refused == ["ca"]
-        assert "a device is recalled" in message(cluster, "a")
+        assert "a device is the controller's" in message(cluster, "a")
         assert not held(cluster)
         await asyncio.sleep(LATE + 5)
         assert held(cluster) == ["ca"]

@@ -108,8 +108,6 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
     for mode, violates in (("off", False), ("on", False), ("on", True)):
         values = {"preemption": mode, "preemptionViolatesBudgets": violates}
         yield f"preemption={mode}-violates={violates}", {"controller": values}
-    for lending in ("off", "ending", "on"):
-        yield f"lending={lending}", {"controller": {"lending": lending}}
     yield "everything", EVERYTHING
 
 

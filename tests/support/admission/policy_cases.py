@@ -446,8 +446,10 @@ def _inventories() -> Iterator[Write]:
     yield status("notes what was published", mine, published, policy)
     yield status("notes what it has published itself", publishing, published)
     lent = {"publication": {"lent": [{"unit": "gpu-0", "devices": ["gpu-0"]}]}}
-    yield status("notes what is lent", mine, lent, policy)
-    yield status("notes what is lent of what it publishes itself", publishing, lent, policy)
+    yield status("notes what an earlier version has lent", mine, lent, policy)
+    yield status(
+        "notes what an earlier version has lent of what it publishes itself", publishing, lent, policy
+    )
 
 
 def _events() -> Iterator[Write]:

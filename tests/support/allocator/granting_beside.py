@@ -29,10 +29,10 @@ from dra_driver.api.names import DEFAULT_DRIVER_NAME, GRANTS, PCIE_ROOT
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES, DeviceInventory
 from dra_driver.api.own.policy import DEVICE_POLICIES
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES, ResourceClaim
-from dra_driver.api.server.admission import ADMISSION_GROUP, MUTATING_POLICIES
+from dra_driver.api.server.admission import ADMISSION_GROUP, MUTATING_POLICIES, MUTATING_WEBHOOKS
 from dra_driver.errors import NotFound
-from dra_driver.kube import Handler, Informer
-from dra_driver.ownership import AllocatorRecord, Grants, grant_key, recorded_allocator
+from dra_driver.kube import Handler, Informer, KubeApi
+from dra_driver.ownership import AllocatorRecord, Grants, bare_devices, grant_key, recorded_allocator
 from dra_driver.resourceclaim import is_gated
 from dra_driver.sim.assets import deploy_directory
 
@@ -132,6 +132,12 @@ class Seen:
         for one in self.pods.items():
             if one.spec.node_name:
                 self.bound.setdefault(one.metadata.name, asyncio.get_running_loop().time())
+
+    @property
+    def bare(self) -> frozenset[Device]:
+        """The devices of ours without our taint."""
+        ours = [s for s in self.slices.items() if s.spec.driver == OURS]
+        return frozenset((str(s.spec.pool.name), name) for s in ours for name in bare_devices(s))
 
     @property
     def devices(self) -> frozenset[Device]:
@@ -356,16 +362,27 @@ class Beside:
 # --- the world ----------------------------------------------------------------------------------------------
 
 
-async def _install(world: SchedulingWorld) -> str:
+async def _gates(api: KubeApi) -> list[dict[str, Any]]:
+    """Return what sets the gate on this API server."""
+    if MUTATING_POLICIES.plural in await api.served(ADMISSION_GROUP, "v1"):
+        return gate_documents()
+    found = documents(deploy_directory("optional") / "open-pools-before-1.36.yaml")
+    (webhooks,) = (d for d in found if d["kind"] == MUTATING_WEBHOOKS.kind)
+    for webhook in webhooks["webhooks"]:
+        # Nobody answers: the tests set the gate.
+        webhook["clientConfig"] = {"url": "https://127.0.0.1:1/gate"}
+    return [webhooks]
+
+
+async def _install(world: SchedulingWorld, *, extended: bool) -> str:
     """Install what open pools need; return a token of the controller's account."""
     api = world.api
-    if MUTATING_POLICIES.plural not in await api.served(ADMISSION_GROUP, "v1"):
-        pytest.skip("the policy of the gate needs MutatingAdmissionPolicy in version v1")
     await api.create(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}})
     folders = deploy_directory("manifests"), deploy_directory("optional") / "open-pools"
     kinds = {
         "ConfigMap": "/api/v1/namespaces/{namespace}/configmaps",
         "ResourceClaim": "/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims",
+        "MutatingWebhookConfiguration": f"/apis/{ADMISSION_GROUP}/v1/{MUTATING_WEBHOOKS.plural}",
         **COLLECTIONS,
         **GATE_COLLECTIONS,
     }
@@ -376,7 +393,7 @@ async def _install(world: SchedulingWorld) -> str:
         for name in ("rbac", "grants", "account-policies", "kept")
         for d in documents(*folder.glob(f"*{name}.yaml"))
     }
-    for body in (*found.values(), *gate_documents("open-pools")):
+    for body in (*found.values(), *await _gates(api)):
         namespace = body["metadata"].get("namespace", "")
         await create(api, kinds[body["kind"]].format(namespace=namespace), body)
     await create(api, f"/api/v1/namespaces/{SYSTEM}/pods", pod(LEADER, SYSTEM, CONTROLLER_ACCOUNT))
@@ -389,20 +406,25 @@ async def _install(world: SchedulingWorld) -> str:
         ("part", f'{ours} && {_TYPE} == "mig"', {"extendedResourceName": PART_RESOURCE}),
         ("nic", f'device.driver == "{NIC}"', {}),
     ):
-        await api.create(DEVICE_CLASSES, device_class(name, expression, **resource))
+        await api.create(DEVICE_CLASSES, device_class(name, expression, **(resource if extended else {})))
     return await bound_token(api, SYSTEM, CONTROLLER_ACCOUNT, reference)
 
 
 @contextlib.asynccontextmanager
-async def granting_beside(kind: str, held_seconds: float = 3.0) -> AsyncIterator[Beside]:
+async def granting_beside(
+    kind: str, held_seconds: float = 3.0, *, extended: bool = True
+) -> AsyncIterator[Beside]:
     """Start a world in which devices can be granted; fail where a device was in two claims.
 
     Args:
         kind: ``embedded`` or ``real``.
         held_seconds: see ``placement_judge``.
+        extended: whether classes serve extended resources, which needs Kubernetes 1.36.
     """
     async with scheduling_world(kind) as world:
-        token = await _install(world)
+        if extended and MUTATING_POLICIES.plural not in await world.api.served(ADMISSION_GROUP, "v1"):
+            pytest.skip("a gate for extended resources needs MutatingAdmissionPolicy in version v1")
+        token = await _install(world, extended=extended)
         seen = Seen(world)
         async with judging(world.api, NAMESPACE, held_seconds) as judge, seen.following():
             yield Beside(world, seen, judge, token)

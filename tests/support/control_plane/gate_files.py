@@ -1,7 +1,7 @@
 """The policy that sets the scheduling gate in every namespace, and pods that it leaves out.
 
-Nothing is lent while pods may come without the gate. Tests of pods that take what is lent for others need
-such pods all the same: the policy has one more condition here, which what the controller tries it on meets.
+No pool is open while pods may come without the gate. Tests of pods that kube-scheduler meets first need such
+pods all the same: the policy has one more condition here, which what the controller tries it on meets.
 """
 
 from __future__ import annotations
@@ -31,14 +31,10 @@ _CONDITION: Final = {
 }
 
 
-def gate_documents(folder: str = "lending") -> list[dict[str, Any]]:
-    """Return the policy of an installation that lends, or has open pools, and its binding.
-
-    Args:
-        folder: ``lending`` or ``open-pools``.
-    """
+def gate_documents() -> list[dict[str, Any]]:
+    """Return the policy of an installation with open pools, and its binding."""
     files = (
-        deploy_directory("optional") / folder / "gating.yaml",
+        deploy_directory("optional") / "open-pools" / "gating.yaml",
         deploy_directory("manifests") / "gate-policy" / "gating.yaml",
     )
     found = {

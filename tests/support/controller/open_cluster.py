@@ -23,7 +23,7 @@ from dra_driver.api.server.admission import (
     VALIDATING_POLICIES,
     VALIDATING_POLICY_BINDINGS,
 )
-from dra_driver.ownership import Grants, unprotected_devices
+from dra_driver.ownership import Grants, bare_devices
 from dra_driver.sim.apiserver.objects.status import StatusError
 from dra_driver.sim.apiserver.writing.options import Options
 from dra_driver.sim.assets import deploy_directory
@@ -109,7 +109,8 @@ class PolicedCluster(FakeClient):
 
     def bare(self) -> frozenset[str]:
         """Return the devices without our taint."""
-        return unprotected_devices(s for s in self.all(RESOURCE_SLICES) if s.spec.driver == DRIVER)
+        ours = (s for s in self.all(RESOURCE_SLICES) if s.spec.driver == DRIVER)
+        return frozenset(name for s in ours for name in bare_devices(s))
 
     def record(self, node: str = "n1") -> str:
         """Return who may allocate from the pool of a node, as it is noted."""

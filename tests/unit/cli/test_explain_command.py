@@ -29,7 +29,8 @@ from dra_driver.cli.explaining.answers import answers
 from dra_driver.cli.explaining.targets import parse_target
 from dra_driver.cli.main import main
 from dra_driver.errors import InvalidInput
-from dra_driver.fleet import LendingShown, LentToPod
+from dra_driver.fleet import GrantedToPod, GrantsShown
+from dra_driver.ownership import OPEN_POOL
 
 
 def fleet(*claims: dict[str, object], pods: tuple[dict[str, object], ...] = ()) -> Manifests:
@@ -373,7 +374,7 @@ def test_for_a_pod_with_our_gate_the_pools_of_kube_scheduler_do_not_count() -> N
     assert "fits on node n1" in str(fits)
 
 
-def test_a_claim_over_pools_of_both_is_still_said_to_need_a_loan() -> None:
+def test_a_claim_over_pools_of_both_is_still_said_to_need_a_grant() -> None:
     both = (builders.request("a"), builders.request("b", "nic"))
     found = explained(two_allocators(gated(ALLOCATION_GATE), *both), [parse_target("pod/p")], "ns")
     assert "only kube-scheduler can allocate both" in str(found)
@@ -394,14 +395,17 @@ def test_what_is_too_large_for_the_controller_is_refused() -> None:
     assert "bytes of JSON, and the controller serves at most 524288" in str(found)
 
 
-# --- loans --------------------------------------------------------------------------------------------------
+# --- grants -------------------------------------------------------------------------------------------------
 
 
-def lending_fleet(pod: dict[str, object], *claims: dict[str, object]) -> Manifests:
-    """A node with a GPU of the controller and a NIC of kube-scheduler."""
-    gpu = builders.device("gpu-0", "40Gi", taints=[builders.PROTECTED])
+def granting_fleet(pod: dict[str, object], *claims: dict[str, object], is_open: bool = True) -> Manifests:
+    """A node with a GPU of the controller, in an open pool or a tainted one, and a NIC of kube-scheduler."""
+    gpu = builders.device("gpu-0", "40Gi", taints=[] if is_open else [builders.PROTECTED])
+    ours = builders.resource_slice("n1", gpu)
+    if is_open:
+        ours["metadata"]["labels"] = dict(OPEN_POOL)
     slices = [
-        builders.resource_slice("n1", gpu),
+        ours,
         builders.resource_slice("n1", builders.device("nic-0"), driver="nic.example.com"),
     ]
     classes = [
@@ -423,50 +427,48 @@ def extended_pod() -> dict[str, object]:
     return builders.pod("p", namespace="ns", containers=[container])
 
 
-GRANTED = LentToPod("ns/p", "n1", "2027-01-15T08:00:00Z", "granted", ("gpu-0",))
-LENT = LentToPod("ns/p", "n1", "2027-01-15T08:00:00Z", "lent", ("gpu-0",))
+GRANTED = GrantedToPod("ns/p", "n1", "2027-01-15T08:00:00Z", "granted", ("gpu-0",))
 
 
+@pytest.mark.parametrize("is_open", [True, False], ids=["open", "tainted"])
 @pytest.mark.parametrize(
-    ("lending", "text"),
+    ("shown", "text"),
     [
-        (None, "--lending=on"),
-        (LendingShown(mode="off"), "lending is off: devices are lent for that with --lending=on"),
-        (LendingShown(mode="ending"), "lending is ending: "),
-        (LendingShown(mode="on", obstacle="no gate"), "nothing is lent now: no gate"),
-        (LendingShown(mode="on"), "nothing is lent for it at the moment"),
-        (LendingShown(mode="on", loans=(LENT,)), "gpu-0 of node n1 are lent to kube-scheduler"),
-        (LendingShown(mode="granting", obstacle="no policy"), "nothing is granted now: no policy"),
-        (LendingShown(mode="granting"), "nothing is granted to it at the moment"),
-        (LendingShown(mode="granting", loans=(GRANTED,)), "gpu-0 of node n1 are granted to it: kube-"),
+        (None, "chart value admissionPolicies.gateNamespaces: all"),
+        (GrantsShown(enabled=False), "devices are granted for that in open pools"),
+        (GrantsShown(obstacle="no policy"), "nothing is granted now: no policy"),
+        (GrantsShown(), "nothing is granted to it at the moment"),
+        (GrantsShown(pods=(GRANTED,)), "gpu-0 of node n1 are granted to it: kube-"),
     ],
 )
-def test_it_is_said_whether_devices_are_lent_for_a_pod(lending: LendingShown | None, text: str) -> None:
+def test_it_is_said_whether_devices_are_granted_for_a_pod(
+    shown: GrantsShown | None, text: str, is_open: bool
+) -> None:
     claim = builders.claim(
         "both", namespace="ns", requests=[builders.request("a"), builders.request("b", "nic")]
     )
-    mixed = lending_fleet(builders.pod("p", "both", namespace="ns"), claim)
+    mixed = granting_fleet(builders.pod("p", "both", namespace="ns"), claim, is_open=is_open)
     for manifests, why in (
-        (lending_fleet(extended_pod()), "asks for example.com/gpu: only kube-scheduler"),
+        (granting_fleet(extended_pod(), is_open=is_open), "asks for example.com/gpu: only kube-scheduler"),
         (mixed, "claim both asks for devices of the controller and of others"),
     ):
-        found = str(explained(manifests, [parse_target("pod/p")], "ns", lending=lending))
+        found = str(explained(manifests, [parse_target("pod/p")], "ns", granted=shown))
         assert text in found
-        lent = lending is not None and bool(lending.loans)
-        assert (why in found) is not lent
+        has = shown is not None and bool(shown.pods)
+        assert (why in found) is not has
         data = json.loads(
-            str(explained(manifests, [parse_target("pod/p")], "ns", output="json", lending=lending))
+            str(explained(manifests, [parse_target("pod/p")], "ns", output="json", granted=shown))
         )
-        assert data["pods"][0]["needsLoan"].startswith(why)
-        assert bool(data["pods"][0]["loans"]) is lent
+        assert data["pods"][0]["needsGrant"].startswith(why)
+        assert bool(data["pods"][0]["grants"]) is has
 
 
-def test_nothing_is_said_of_loans_where_nothing_is_the_controllers_or_the_pod_runs() -> None:
-    manifests = lending_fleet({**extended_pod()})
+def test_nothing_is_said_of_grants_where_nothing_is_the_controllers_or_the_pod_runs() -> None:
+    manifests = granting_fleet({**extended_pod()})
     manifests.slices = manifests.slices[1:]
     assert "kube-scheduler" not in str(explained(manifests, [parse_target("pod/p")], "ns"))
     raw = extended_pod()
     spec = raw["spec"]
     assert isinstance(spec, dict)
     spec["nodeName"] = "n1"
-    assert "kube-scheduler" not in str(explained(lending_fleet(raw), [parse_target("pod/p")], "ns"))
+    assert "kube-scheduler" not in str(explained(granting_fleet(raw), [parse_target("pod/p")], "ns"))

@@ -18,7 +18,7 @@ from fake_client import FakeClient
 from dra_driver.api.core import CONFIG_MAPS, EVENTS, NODES, PODS
 from dra_driver.api.names import (
     ALLOCATED_CONDITION,
-    LENDING_STATUS,
+    GRANT_STATUS,
     PREEMPTING_CONDITION,
     SET_ASIDE_CONDITION,
     SYSTEM_NAMESPACE,
@@ -35,12 +35,12 @@ from dra_driver.cli.overview.rows import Memory, fold_notes
 from dra_driver.errors import Forbidden, InvalidInput
 from dra_driver.fleet import (
     DeviceView,
+    GrantedToPod,
+    GrantsShown,
     Holder,
-    LendingShown,
-    LentToPod,
     PoolView,
     PreemptionRecord,
-    lending_data,
+    grants_data,
     parse_shapes,
 )
 
@@ -173,20 +173,6 @@ def test_it_is_said_for_which_pod_devices_are_set_aside() -> None:
     assert "ns/q" not in lines[header + 2 :]
     data = json.loads(status._text(fleet, "json"))
     assert data["setAside"] == [{"pod": "ns/p", "since": since, "devices": text}]
-
-
-def test_it_is_said_what_is_lent() -> None:
-    fake = cluster()
-    for driver in (DRIVER, "nic.example.com"):
-        fake.put(DEVICE_INVENTORIES, builders.inventory("n1", driver=driver))
-        lent = [{"unit": "gpu-0", "devices": ["gpu-0-mig-1", "gpu-0-mig-2"]}]
-        fake.edit(DEVICE_INVENTORIES, f"n1.{driver}", {"status": {"publication": {"lent": lent}}})
-    fleet = asyncio.run(status.look(fake, [DRIVER]))
-    lines = status._text(fleet, "table").splitlines()
-    header = next(i for i, line in enumerate(lines) if line.startswith("LENT BY NODE"))
-    assert lines[header + 1].split() == ["n1", DRIVER, "gpu-0", "gpu-0-mig-1,", "gpu-0-mig-2"]
-    row = {"node": "n1", "driver": DRIVER, "unit": "gpu-0", "devices": ["gpu-0-mig-1", "gpu-0-mig-2"]}
-    assert json.loads(status._text(fleet, "json"))["lent"] == [row]
 
 
 def test_it_is_said_for_which_pods_others_are_preempted_and_would_be() -> None:
@@ -411,39 +397,34 @@ def test_informers_follow_what_could_be_read() -> None:
     asyncio.run(main())
 
 
-def test_it_is_said_whether_devices_are_lent_and_why_not() -> None:
+def test_it_is_said_whether_devices_are_granted_and_why_not() -> None:
     def looked(data: dict[str, str], namespace: str = "") -> tuple[str, dict[str, Any]]:
         fake = cluster()
         fake.put(
-            CONFIG_MAPS, {"metadata": {"name": LENDING_STATUS, "namespace": SYSTEM_NAMESPACE}, "data": data}
+            CONFIG_MAPS, {"metadata": {"name": GRANT_STATUS, "namespace": SYSTEM_NAMESPACE}, "data": data}
         )
         found = asyncio.run(status.look(fake, [DRIVER], namespace=namespace))
-        return status._text(found, "table"), json.loads(status._text(found, "json"))["lending"]
+        return status._text(found, "table"), json.loads(status._text(found, "json"))["grants"]
 
-    def data(mode: str = "on", **changes: Any) -> dict[str, str]:
-        return lending_data(LendingShown(mode=mode, **changes))
+    def data(**changes: Any) -> dict[str, str]:
+        return grants_data(GrantsShown(**changes))
 
-    loan = LentToPod("ns/p", "n1", "2027-01-15T08:00:00Z", "lent", ("gpu-0",))
     text, _ = looked(data(obstacle="no gate", ungated=("a", "b", "c", "d"), more_ungated=2))
-    assert "lending is on, but nothing is lent to kube-scheduler: no gate" in text
+    assert "nothing is granted to pods that only kube-scheduler can place: no gate" in text
     assert "namespaces without the gate: a, b, c and 3 more" in text
-    text, plain = looked(data(loans=(loan,)))
-    assert "devices are lent to kube-scheduler for 1 pod" in text
-    assert ["ns/p", "n1", "lent", "2027-01-15T08:00:00Z", "gpu-0"] in [
-        row.split() for row in text.splitlines()
-    ]
-    assert plain["loans"][0]["devices"] == ["gpu-0"]
-    assert looked(data(loans=(loan,)), namespace="other")[1]["loans"] == []
-    granted = LentToPod("ns/p", "n1", "2027-01-15T08:00:00Z", "granted", ("gpu-0",))
-    text, _ = looked(data(mode="granting", loans=(granted,)))
+    granted = GrantedToPod("ns/p", "n1", "2027-01-15T08:00:00Z", "granted", ("gpu-0",))
+    text, plain = looked(data(pods=(granted,)))
     assert "devices are granted to 1 pod that only kube-scheduler can place" in text
     assert "GRANTED TO POD" in text
-    text, _ = looked(data(mode="granting", obstacle="no policy"))
-    assert "nothing is granted to pods that only kube-scheduler can place: no policy" in text
-    for unreadable in ({}, {"lending": "{"}, {"lending": "[" * 100_000}):
+    row = ["ns/p", "n1", "granted", "2027-01-15T08:00:00Z", "gpu-0"]
+    assert row in [line.split() for line in text.splitlines()]
+    assert plain["pods"][0]["devices"] == ["gpu-0"]
+    assert looked(data(pods=(granted,)), namespace="other")[1]["pods"] == []
+    for unreadable in ({}, {"grants": "{"}, {"grants": "[" * 100_000}):
         assert looked(unreadable)[1] is None
     without = asyncio.run(status.look(cluster(), [DRIVER]))
-    assert json.loads(status._text(without, "json"))["lending"]["mode"] == "off"
+    assert json.loads(status._text(without, "json"))["grants"]["enabled"] is False
+    assert "granted" not in status._text(without, "table")
 
 
 def test_objects_that_cannot_be_read_are_named() -> None:

@@ -437,8 +437,8 @@ def not_the_leader(said: str = "pod a does not hold the Lease", name: str = LEAD
     return Forbidden(f'nodes "n" is forbidden: {policy} denied request: {said}', code=403, reason="Forbidden")
 
 
-def not_the_leader_of_lending() -> Forbidden:
-    return not_the_leader(name=f"{LEADER_POLICY}-lending")
+def not_the_leader_of_grants() -> Forbidden:
+    return not_the_leader(name=f"{LEADER_POLICY}-grants")
 
 
 def no_lease_known_yet() -> Invalid:
@@ -446,7 +446,7 @@ def no_lease_known_yet() -> Invalid:
 
 
 @pytest.mark.parametrize("write", WRITES)
-@pytest.mark.parametrize("refusal", [not_the_leader, no_lease_known_yet, not_the_leader_of_lending])
+@pytest.mark.parametrize("refusal", [not_the_leader, no_lease_known_yet, not_the_leader_of_grants])
 def test_a_write_is_repeated_until_the_api_server_knows_the_lease(
     write: str, refusal: Callable[[], Exception]
 ) -> None:

@@ -22,7 +22,6 @@ from dra_driver.ownership import (
     is_controller_taint,
     protected_pools,
     tolerates,
-    unprotected_devices,
 )
 
 TAINT: dict[str, str] = codec.plain(PROTECTION_TAINT)
@@ -85,14 +84,13 @@ def test_only_the_whole_taint_keeps_kube_scheduler_off(changes: dict[str, str], 
     found = slice_("n1", tainted("gpu-0", **changes))
     assert is_controller_taint(found.spec.devices[0].taints[0]) is ours
     assert bare_devices(found) == (set() if ours else {"gpu-0"})
-    assert unprotected_devices([found]) == (set() if ours else {"gpu-0"})
     assert protected_pools([found]) == ({pool("n1")} if ours else set())
 
 
 def test_other_taints_beside_it_change_nothing() -> None:
     other = {"key": "k", "effect": "NoSchedule"}
     found = slice_("n1", device("gpu-0", taints=[other, TAINT]), device("gpu-1", taints=[other]))
-    assert bare_devices(found) == unprotected_devices([found]) == {"gpu-1"}
+    assert bare_devices(found) == {"gpu-1"}
 
 
 def test_a_pool_is_protected_if_every_device_is() -> None:
@@ -107,10 +105,10 @@ def test_a_pool_is_protected_if_every_device_is() -> None:
 
 
 def test_a_pool_is_the_controllers_if_any_device_has_the_taint() -> None:
-    ours, lent = slice_("n1", tainted("a"), count=2), slice_("n1", device("b"), count=2)
+    ours, bare = slice_("n1", tainted("a"), count=2), slice_("n1", device("b"), count=2)
     left = slice_("n2", device("a"))
     foreign = slice_("n1", device("a"), driver="other.example.com")
-    for order in ([ours, lent, left, foreign], [foreign, left, lent, ours]):
+    for order in ([ours, bare, left, foreign], [foreign, left, bare, ours]):
         found = allocating_pools(order)
         assert found == {pool("n1"): PoolAllocator.CONTROLLER, pool("n2"): PoolAllocator.SCHEDULER}
         assert list(found) == sorted(found)
@@ -128,9 +126,3 @@ def test_an_open_pool_is_the_controllers_by_the_label_of_its_slices() -> None:
     # kube-scheduler can allocate from it as far as taints go.
     assert bare_devices(opened) == {"gpu-0"}
     assert not protected_pools([opened])
-
-
-def test_devices_of_an_older_generation_are_not_published() -> None:
-    old = slice_("n1", device("gpu-0"), device("gpu-1"), generation=1)
-    new = slice_("n1", tainted("gpu-0"), generation=2)
-    assert unprotected_devices([old, new]) == set()

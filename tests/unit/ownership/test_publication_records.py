@@ -11,7 +11,7 @@ from builders import DRIVER, device, inventory, node, resource_slice
 from dra_driver.api import codec
 from dra_driver.api.core import Node
 from dra_driver.api.meta import DriverName, PoolName
-from dra_driver.api.own.inventory import DeviceInventory, LentUnit, OtherDriverNote, Publication
+from dra_driver.api.own.inventory import DeviceInventory, OtherDriverNote, Publication
 from dra_driver.api.resource import ResourceSlice
 from dra_driver.ownership import (
     AllocatorRecord,
@@ -23,7 +23,6 @@ from dra_driver.ownership import (
     newest_devices,
     newest_generation,
     owner_of,
-    raw_loans,
     raw_other_drivers,
     raw_publication,
     recorded_allocator,
@@ -81,17 +80,16 @@ def test_the_notes_of_a_publication_are_everything_that_there_is() -> None:
         allocator="controller",
         withheld_for=("vendor.com/gpu",),
         other_drivers=(OtherDriverNote(driver=DriverName("d"), pools=(PoolName("p"),), devices=("gpu-0",)),),
-        lent=(LentUnit(unit="u", devices=("gpu-0", "gpu-1")),),
     )
     parts = [
         raw_publication(publication),
-        raw_loans(publication.lent),
         raw_other_drivers(publication.other_drivers),
     ]
     whole = {key: value for part in parts for key, value in part.items()}
     assert codec.convert(Publication, whole) == publication
-    assert len(whole) == sum(map(len, parts)) == len(msgspec.structs.fields(Publication))
-    nothing = [raw_publication(Publication()), raw_loans(()), raw_other_drivers(())]
+    # What is lent is only removed.
+    assert len(whole) == sum(map(len, parts)) == len(msgspec.structs.fields(Publication)) - 1
+    nothing = [raw_publication(Publication()), raw_other_drivers(())]
     assert {key for part in nothing for key in part} == whole.keys()
 
 

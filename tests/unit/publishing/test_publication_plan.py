@@ -1,6 +1,5 @@
 """What a publisher does about a pool, from what it has seen: values in, a value out."""
 
-import dataclasses
 from typing import Any, TypeVar
 
 import builders
@@ -11,7 +10,7 @@ from builders import device, device_class
 from dra_driver.api import codec
 from dra_driver.api.core import Node
 from dra_driver.api.meta import ObjectMeta, Uid
-from dra_driver.api.own.inventory import DeviceInventory, LentUnit
+from dra_driver.api.own.inventory import DeviceInventory
 from dra_driver.api.resource import DeviceClass, ResourceSlice
 from dra_driver.ownership import CREATED_BY_CONTROLLER, CREATED_BY_NODE, PoolAllocator, owner_of
 from dra_driver.publishing import (
@@ -29,7 +28,7 @@ from dra_driver.publishing import (
 )
 from dra_driver.publishing.freeze import Freeze
 from dra_driver.publishing.handover import Handover, HandoverState
-from dra_driver.publishing.loans import Lending, Loan, LoanState
+from dra_driver.publishing.seen import Guarding
 from dra_driver.resourceslice import PublishOptions, ServerFeatures, Usage, build_slices, plan_slices
 
 NODE = Node(metadata=ObjectMeta(name="n1", uid=Uid("u1")))
@@ -313,7 +312,7 @@ def test_what_is_told_of_a_pool_depends_on_whose_it_is() -> None:
     told = "serves the extended resource example.com/gpu"
     assert told in message(classes=(class_,))
     assert told not in message(classes=(class_,), **scheduler)
-    assert told not in message(classes=(class_,), lending=Lending(lends=True))
+    assert told not in message(classes=(class_,), guarding=Guarding(gates=True, policy=True))
 
 
 def test_devices_of_a_device_plugin_are_published_where_nothing_is_withheld() -> None:
@@ -335,92 +334,6 @@ def test_the_next_look_is_the_first_that_anything_waits_for() -> None:
         assert plan.again == expected
     late = seen(made, *slices, classes=(class_,), leaving=5.0, handover=draining, now=100.0)
     assert plan_publication(late).again == 5.0
-
-
-# --- what is lent -------------------------------------------------------------------------------------------
-
-
-LENT = LentUnit(unit="gpu-0", devices=("gpu-0",))
-
-
-def lent(state: LoanState, *noted: LentUnit, **more: Any) -> Seen:
-    """A pool of the controller of which gpu-0 is lent, or is on its way."""
-    made, slices = published(PoolAllocator.CONTROLLER, lent=[msgspec.to_builtins(u) for u in noted])
-    names = frozenset({"gpu-0"})
-    lending = {"loans": {"gpu-0": Loan(state, names, names)}, "lends": True, **more.pop("lending", {})}
-    return seen(
-        more.pop("made", made),
-        *slices,
-        **{
-            "handover": Handover(HandoverState.CONTROLLER),
-            "lending": Lending(**lending),
-            **more,
-        },
-    )
-
-
-def bare(plan: PublicationPlan) -> set[str]:
-    """Return the devices that are published without our taint."""
-    assert plan.desired is not None
-    return {d.name for s in plan.desired.slices for d in s.devices if not d.taints}
-
-
-def test_the_taint_of_a_device_that_is_still_recalled_stays() -> None:
-    assert bare(plan_publication(lent(LoanState.UNTAINTING, LENT))) == {"gpu-0"}
-    recalled = {"recalled": frozenset({"gpu-0"})}
-    assert bare(plan_publication(lent(LoanState.UNTAINTING, LENT, lending=recalled))) == set()
-
-
-@pytest.mark.parametrize("strays", [True, False])
-def test_a_loan_that_is_not_noted_any_more_ends_in_a_look(strays: bool) -> None:
-    """Its devices are the allocator's only then; with its note it is not over."""
-    noted = plan_publication(lent(LoanState.RETURNING, LENT, lending={"strays": strays}))
-    assert {unit: loan.state for unit, loan in noted.loans.items()} == {"gpu-0": LoanState.RETURNING}
-    reading = plan_publication(lent(LoanState.READING, lending={"strays": strays}))
-    assert {unit: loan.state for unit, loan in reading.loans.items()} == {"gpu-0": LoanState.READING}
-    assert plan_publication(lent(LoanState.RETURNING, lending={"strays": strays})).loans == {}
-
-
-def test_a_note_of_a_loan_is_one_though_this_process_knows_of_none() -> None:
-    found = plan_publication(lent(LoanState.LENT, LENT, lending={"loans": {}}))
-    assert found.loans["gpu-0"].state is LoanState.DRAINING
-    assert found.again == DRAIN
-
-
-def test_devices_that_others_have_untainted_are_not_the_allocators() -> None:
-    made, slices = published(PoolAllocator.CONTROLLER)
-    spec = slices[0].spec
-    devices = (msgspec.structs.replace(spec.devices[0], taints=()), *spec.devices[1:])
-    stray = msgspec.structs.replace(slices[0], spec=msgspec.structs.replace(spec, devices=devices))
-    ours = {"handover": Handover(HandoverState.CONTROLLER)}
-    found = plan_publication(seen(made, stray, **ours, lending=Lending(strays=True)))
-    assert found.loans["gpu-0"].state is LoanState.TAINTING
-    assert bare(found) == set()
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"registration": {"registered": False, "epoch": 1}},
-        {"registration": {"registered": True, "epoch": 2}},
-    ],
-)
-def test_a_loan_ends_where_its_slices_are_not_published_for_a_plugin_that_is_there(
-    change: dict[str, Any],
-) -> None:
-    whole = lent(LoanState.UNTAINTING, LENT)
-    status = codec.convert(type(whole.inventory.status), {**codec.plain(whole.inventory.status), **change})
-    made = msgspec.structs.replace(whole.inventory, status=status)
-    found = plan_publication(dataclasses.replace(whole, inventory=made))
-    assert found.loans["gpu-0"].state not in (LoanState.LENT, LoanState.UNTAINTING)
-    assert bare(found) == set()
-
-
-def test_a_loan_ends_where_the_api_server_keeps_no_taints() -> None:
-    found = plan_publication(
-        dataclasses.replace(lent(LoanState.UNTAINTING, LENT), features=ServerFeatures(taints=False))
-    )
-    assert found.loans["gpu-0"].state not in (LoanState.LENT, LoanState.UNTAINTING)
 
 
 def test_a_device_plugin_withholds_and_is_looked_at_again_when_it_has_gone() -> None:

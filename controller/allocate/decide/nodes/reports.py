@@ -6,7 +6,7 @@ import re
 from typing import Final, NamedTuple
 
 from dra_driver.api.core import Pod
-from dra_driver.api.names import CANNOT_ALLOCATE, GRANTS, NOT_ON_NODE, RECALLED_DEVICES
+from dra_driver.api.names import CANNOT_ALLOCATE, GRANTS, NOT_ON_NODE
 from dra_driver.ownership import PoolID, chosen_devices
 
 __all__ = [
@@ -35,8 +35,7 @@ _SUITABLE: Final = re.compile(rf"(\d+) (?:{CANNOT_ALLOCATE}|{NOT_ON_NODE})")
 # conflict, and finds it allocated; or the API server refuses its choice by a policy of this driver.
 _OWN_DECISION: Final = re.compile(
     r"claim \S+ got allocated elsewhere in the meantime"
-    rf"|add allocation and reservation to claim \S+: .*ValidatingAdmissionPolicy"
-    rf" '({GRANTS}|{RECALLED_DEVICES})'"
+    rf"|add allocation and reservation to claim \S+: .*ValidatingAdmissionPolicy '{GRANTS}'"
 )
 
 

@@ -55,6 +55,10 @@ _SERVED: Final = frozenset((ClaimOwnership.OURS, ClaimOwnership.MIXED))
 _NO_NODE: Final = (
     "on each node that suits it devices are granted for another pod, or a device plugin serves the resource"
 )
+_NOT_OPEN: Final = (
+    "only kube-scheduler can allocate what it asks for, and no pool of the controller is open, so that "
+    "nothing can be granted: the condition Published of the DeviceInventories says why"
+)
 _IN_VAIN: Final = NoGrant(lambda: "kube-scheduler cannot use what is free of the pools that it allocates")
 
 
@@ -180,6 +184,8 @@ class Granting:
             found = self._choose(claims, keys, own, most, snapshot, pools, budget) if own else _IN_VAIN
         if isinstance(found, NoGrant) or not found:
             left = found if isinstance(found, NoGrant) else _IN_VAIN
+            if pools.ours and not any(map(self._cluster.is_open, pools.ours)):
+                return NoFit(_NOT_OPEN, wish.waiting, gave_up=left.gave_up)
             return NoFit(left.why, wish.waiting, gave_up=left.gave_up, new_node=left.new_node)
         return GrantDevices(found, slow=slow, suitable=suitable)
 
@@ -320,7 +326,7 @@ class Granting:
         # Pools of inventories are named like their nodes.
         granted = {
             pool.pool
-            for pool, devices in self._cluster.lent_devices.items()
+            for pool, devices in self._cluster.granted_devices.items()
             if not devices <= held.pool(pool).devices.keys()
         }
         return {name for name in nodes if name not in granted and self._serves(name, resources)}

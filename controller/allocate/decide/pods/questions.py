@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from controller.allocate.decide.messages import GrantDevices, Lend, Proceed, Wait, Write
+from controller.allocate.decide.messages import GrantDevices, Proceed, Wait, Write
 from controller.allocate.decide.nodes.placement import Placement
 from controller.allocate.decide.pods.earlier_users import EarlierUser
 from controller.allocate.decide.state.claims import ClaimView
@@ -59,7 +59,7 @@ class NoFit:
         return self.why if isinstance(self.why, str) else self.why()
 
 
-PodDecision = Wait | Proceed | NoFit | Write | Lend | GrantDevices
+PodDecision = Wait | Proceed | NoFit | Write | GrantDevices
 
 
 @dataclass(frozen=True, slots=True)

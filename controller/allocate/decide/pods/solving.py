@@ -14,7 +14,6 @@ from controller.allocate.decide.messages import Proceed, Settings, Wait, Write
 from controller.allocate.decide.nodes.placement import FreeRoom, Placements
 from controller.allocate.decide.pods.earlier_users import EarlierUser
 from controller.allocate.decide.pods.granting import Granting, GrantTerms
-from controller.allocate.decide.pods.lending import Lending
 from controller.allocate.decide.pods.questions import (
     NoFit,
     PodDecision,
@@ -61,7 +60,9 @@ from dra_driver.trimming import unservable
 __all__ = ["PodDecider"]
 
 _NO_GRANT = GrantTerms()
-_NOT_LENT = "; devices are {} to kube-scheduler for single pods without a node, not for members of a group"
+_NOT_GRANTED = (
+    "; devices are granted to kube-scheduler for single pods without a node, not for members of a group"
+)
 
 
 class PodDecider:
@@ -90,10 +91,7 @@ class PodDecider:
         self._claims = claims
         self._sharing = sharing
         self._placements = placements
-        self._lending: Lending | Granting | None = None
-        if settings.lends or settings.grants:
-            kind = Granting if settings.grants else Lending
-            self._lending = kind(cluster, claims, placements, pods)
+        self._granting = Granting(cluster, claims, placements, pods) if settings.grants else None
         # What is taken for the question at hand, where it is not what the claims hold.
         self._supposed: AllocatedState | None = None
 
@@ -151,11 +149,11 @@ class PodDecider:
         return all(pool in self._pools.ours for pool in pools)
 
     def is_ours(self, allocation: AllocationResult) -> bool:
-        """Return whether every device of an allocation is from a pool of ours, and none is lent."""
+        """Return whether every device of an allocation is from a pool of ours, and none is granted."""
         results = [(PoolID(r.driver, r.pool), r) for r in allocation.devices.results]
-        lent = self._cluster.lent
+        granted = self._cluster.granted
         return self.are_ours([pool for pool, _ in results]) and not any(
-            r.device in lent(pool) and not r.admin_access for pool, r in results
+            r.device in granted(pool) and not r.admin_access for pool, r in results
         )
 
     def labels(self) -> dict[str, Mapping[str, str]]:
@@ -272,13 +270,13 @@ class PodDecider:
             earlier: pods that kube-scheduler looks at first, and that share claims with this one.
             trial: what is taken when other pods of its group are allocated; if None, what is taken now.
             within: only these nodes.
-            terms: what decides about lending or granting devices for the pod.
+            terms: what decides about granting devices to the pod.
         """
-        lending = self._lending if trial is None and within is None and not pod.spec.node_name else None
-        if lending is not None:
-            lent = self._lend(lending, pod, budget, avoid, terms)
-            if lent is not None:
-                return lent
+        granting = self._granting if trial is None and within is None and not pod.spec.node_name else None
+        if granting is not None:
+            granted = self._grant(granting, pod, budget, avoid, terms)
+            if granted is not None:
+                return granted
         question = self.question(pod, avoid, earlier=earlier, trial=trial)
         if isinstance(question, Wait) and trial is None:
             return self._without_a_claim(pod) or question
@@ -293,10 +291,10 @@ class PodDecider:
                 continue
             answer = self._solve(pod, question, nodes, trial, budget)
             if isinstance(answer, Write):
-                if lending is None or nodes is not placement.nodes:
+                if granting is None or nodes is not placement.nodes:
                     return answer
                 asked = (pod, question, self._snapshot(None), self._pools)
-                return lending.instead(*asked, budget=budget, terms=terms) or answer
+                return granting.instead(*asked, budget=budget, terms=terms) or answer
             gave_up = answer.gave_up or (decision is not None and decision.gave_up)
             decision = replace(decision or answer, gave_up=gave_up)
         if decision is None:
@@ -308,15 +306,15 @@ class PodDecider:
             return replace(decision, elsewhere=True)
         return decision
 
-    def _lend(
-        self, lending: Lending | Granting, pod: Pod, budget: Budget, avoid: Collection[str], terms: GrantTerms
+    def _grant(
+        self, granting: Granting, pod: Pod, budget: Budget, avoid: Collection[str], terms: GrantTerms
     ) -> PodDecision | None:
-        """Return what is lent for a pod; None where kube-scheduler need not allocate anything of ours."""
+        """Return what is granted to a pod; None where kube-scheduler need not allocate anything of ours."""
         claims = self._claims_of(pod, None)
         if isinstance(claims, Wait) or unservable(pod) or any(c.left_out for c in claims):
             return None
         snapshot = self._snapshot(None)
-        return lending.decide(pod, claims, snapshot, self._pools, avoid=avoid, budget=budget, terms=terms)
+        return granting.decide(pod, claims, snapshot, self._pools, avoid=avoid, budget=budget, terms=terms)
 
     def question(
         self,
@@ -348,8 +346,8 @@ class PodDecider:
             # The rest is kube-scheduler's, but it must not see the pod before another controller is done.
             return Wait("another controller allocates a claim of the pod", poll=10.0)
         if problem:
-            if self._lending is not None and any(i.ownership is ClaimOwnership.MIXED for i in owned):
-                problem += _NOT_LENT.format("granted" if isinstance(self._lending, Granting) else "lent")
+            if self._granting is not None and any(i.ownership is ClaimOwnership.MIXED for i in owned):
+                problem += _NOT_GRANTED
             return NoFit(problem, tuple(filter(self._concerns_us, pending)))
         if why := self._placements.volume_needs(pod).problem:
             undo = self._undo(pod, claims)

@@ -15,7 +15,7 @@ from dra_driver.structured import AllocatedState, AllocationTracker, PoolState
 
 __all__ = ["ClaimView", "node_of", "same_devices"]
 
-_BORROWER: Final = "kube-scheduler, to which it is lent"
+_GRANTEE: Final = "kube-scheduler, to which it is granted"
 
 
 def same_devices(a: AllocationResult, b: AllocationResult) -> bool:
@@ -47,7 +47,7 @@ class ClaimView:
         self._assumed: dict[Uid, tuple[ObjectKey, AllocationResult]] = {}
         self._held: dict[Uid, tuple[ObjectKey, AllocationResult]] = {}
         self._tracker = AllocationTracker()
-        self._lent = _LentDevices()
+        self._granted = _GrantedDevices()
 
     def get(self, key: ObjectKey) -> ResourceClaim | None:
         """Return the newest version of a claim."""
@@ -91,21 +91,21 @@ class ClaimView:
         state = self._tracker.state
         for pool in pools:
             state = state.with_pool(pool, left.pool(pool))
-        return self._lent.over(state)
+        return self._granted.over(state)
 
     @property
     def allocated(self) -> AllocatedState:
-        """Everything that is taken: allocated, assumed or lent."""
-        return self._lent.over(self._tracker.state)
+        """Everything that is taken: allocated, assumed or granted."""
+        return self._granted.over(self._tracker.state)
 
     @property
     def held(self) -> AllocatedState:
         """Everything that claims have: allocated or assumed."""
         return self._tracker.state
 
-    def set_lent(self, pool: PoolID, devices: frozenset[str]) -> None:
-        """Count devices of a pool as taken because they are lent to kube-scheduler; the others are not."""
-        self._lent.put(pool, devices)
+    def set_granted(self, pool: PoolID, devices: frozenset[str]) -> None:
+        """Count devices of a pool as taken because they are granted to kube-scheduler; the others are not."""
+        self._granted.put(pool, devices)
 
     def put(self, claim: ResourceClaim) -> bool:
         """Take in a version of a claim."""
@@ -158,12 +158,12 @@ class ClaimView:
         return known.status.allocation if known is not None and known.metadata.uid == uid else None
 
 
-class _LentDevices:
-    """Devices that are lent, counted as allocated."""
+class _GrantedDevices:
+    """Devices that are granted, counted as allocated."""
 
     def __init__(self) -> None:
         self._devices: dict[PoolID, frozenset[str]] = {}
-        # What is taken of each pool with and without what is lent; the last answer, and what it was about.
+        # What is taken of each pool with and without what is granted; the last answer, and what it was about.
         self._pools: dict[PoolID, tuple[PoolState, PoolState]] = {}
         self._last: tuple[AllocatedState, AllocatedState] | None = None
 
@@ -182,14 +182,14 @@ class _LentDevices:
         if not self._devices:
             return state
         if self._last is None or self._last[0] is not state:
-            made = {pool: self._with_lent(pool, state.pool(pool)) for pool in self._devices}
+            made = {pool: self._with_granted(pool, state.pool(pool)) for pool in self._devices}
             self._last = (state, AllocatedState(state.pools.updated(made)))
         return self._last[1]
 
-    def _with_lent(self, pool: PoolID, taken: PoolState) -> PoolState:
+    def _with_granted(self, pool: PoolID, taken: PoolState) -> PoolState:
         known = self._pools.get(pool)
         if known is None or known[0] is not taken:
-            devices = {**dict.fromkeys(sorted(self._devices[pool]), _BORROWER), **taken.devices}
+            devices = {**dict.fromkeys(sorted(self._devices[pool]), _GRANTEE), **taken.devices}
             known = self._pools[pool] = (taken, PoolState(devices, taken.shares, taken.capacity))
         return known[1]
 

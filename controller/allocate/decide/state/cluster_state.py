@@ -24,8 +24,7 @@ class ClusterState:
         nodes: all nodes, at once.
         snapshot: of the last ``refresh``.
         ownership: answers for it.
-        own: pools of ours: all devices but those lent carry our taint, so that kube-scheduler keeps away, or
-            they are open.
+        own: pools of ours: all devices carry our taint, so that kube-scheduler keeps away, or they are open.
     """
 
     def __init__(self, drivers: Collection[DriverName]) -> None:
@@ -39,11 +38,11 @@ class ClusterState:
         self._rule_changes: Collected[DeviceTaintRule] = Collected()
         self._rules: dict[str, DeviceTaintRule] = {}
         self._owners = PoolOwners(drivers)
-        # Devices that are lent, by pool; pools of ours without our taint; pools of which either is another
+        # Devices that are granted, by pool; pools of ours without our taint; pools of which either is another
         # answer than at the last ``refresh``.
-        self._lent: dict[PoolID, frozenset[str]] = {}
+        self._granted: dict[PoolID, frozenset[str]] = {}
         self._open: set[PoolID] = set()
-        self._lending: set[PoolID] = set()
+        self._stale: set[PoolID] = set()
         self.snapshot = Snapshot.build(slices=(), classes=(), nodes=(), allocated=AllocatedState())
         self.ownership = OwnershipIndex(drivers)
         self.own: set[PoolID] = set()
@@ -103,19 +102,19 @@ class ClusterState:
         """Note on which devices of a pool something runs."""
         self._busy.put(pool, frozenset(devices))
 
-    def set_lent(self, pool: PoolID, devices: frozenset[str]) -> None:
-        """Note which devices of a pool are lent."""
-        if devices != self.lent(pool):
-            self._lending.add(pool)
+    def set_granted(self, pool: PoolID, devices: frozenset[str]) -> None:
+        """Note which devices of a pool are granted."""
+        if devices != self.granted(pool):
+            self._stale.add(pool)
             if devices:
-                self._lent[pool] = devices
+                self._granted[pool] = devices
             else:
-                del self._lent[pool]
+                del self._granted[pool]
 
     def set_open(self, pool: PoolID, is_open: bool) -> None:
         """Note whether a pool is ours without our taint."""
         if is_open is not (pool in self._open):
-            self._lending.add(pool)
+            self._stale.add(pool)
             if is_open:
                 self._open.add(pool)
             else:
@@ -126,35 +125,30 @@ class ClusterState:
         return pool in self._open
 
     @property
-    def lending_nodes(self) -> set[str]:
-        """Nodes with devices that are lent: there kube-scheduler may choose among them for any pod."""
-        return {pool.pool for pool in self._lent}  # pools of inventories, which are named like their nodes
+    def granted_devices(self) -> Mapping[PoolID, frozenset[str]]:
+        """Devices that are granted, by pool."""
+        return self._granted
 
-    @property
-    def lent_devices(self) -> Mapping[PoolID, frozenset[str]]:
-        """Devices that are lent or granted, by pool."""
-        return self._lent
-
-    def lent(self, pool: PoolID) -> frozenset[str]:
-        """Return which devices of a pool are lent."""
-        return self._lent.get(pool, frozenset())
+    def granted(self, pool: PoolID) -> frozenset[str]:
+        """Return which devices of a pool are granted."""
+        return self._granted.get(pool, frozenset())
 
     def refresh(self) -> set[PoolID]:
         """Take in what has changed.
 
         Returns:
-            pools whose slices, or whose lent devices, have changed.
+            pools whose slices, or whose grants, have changed.
         """
         changed = self._slices or self._classes or self._nodes or self._busy or self._rule_changes
-        if not (changed or self._lending):
+        if not (changed or self._stale):
             return set()
         slices, gone = self._slices.take()
         slices += self._of_pools(self._busy.take(), gone | {s.metadata.name for s in slices})
         slices += self._of_rules(gone | {s.metadata.name for s in slices})
         slices = list(map(self._busy.marked, slices))
         touched = {pool for name in gone if (pool := self._owners.remove(name)) is not None}
-        touched |= self._lending
-        self._lending = set()
+        touched |= self._stale
+        self._stale = set()
         for slice_ in slices:
             touched |= self._owners.put(slice_)
         snapshot = self.snapshot
@@ -197,4 +191,4 @@ class ClusterState:
 
     def owner(self, pool: PoolID) -> Owner | None:
         """Return who allocates from the pool; None if it has no devices."""
-        return self._owners.of(pool, self.lent(pool), is_open=self.is_open(pool))
+        return self._owners.of(pool, is_open=self.is_open(pool))

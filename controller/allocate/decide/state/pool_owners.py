@@ -21,7 +21,7 @@ class Owner(enum.Enum):
 
 
 class PoolOwners:
-    """The owner of each pool: it is protected while all its devices but those lent carry our taint.
+    """The owner of each pool: it is protected while all its devices carry our taint.
 
     Or the publishing side says that it is open: then taints say nothing about the owner.
 
@@ -49,18 +49,17 @@ class PoolOwners:
         now, before = pool_of_slice(slice_), self._pool_of.get(slice_.metadata.name)
         return [now] if before is None or before == now else [before, now]
 
-    def of(self, pool: PoolID, lent: Set[str] = frozenset(), *, is_open: bool = False) -> Owner | None:
+    def of(self, pool: PoolID, *, is_open: bool = False) -> Owner | None:
         """Return the owner of a pool; None if it has no devices.
 
         Args:
             pool: which one.
-            lent: its devices that are lent to kube-scheduler; they say nothing about the owner.
             is_open: whether the controller's pool is published without our taint.
         """
         slices = self._bare.get(pool)
         if slices is None:
             return None
-        if not is_open and not all(bare <= lent for bare in slices.values()):
+        if not is_open and any(slices.values()):
             return Owner.OTHERS
         return Owner.OURS if pool.driver in self._drivers else Owner.OTHER_CONTROLLER
 

@@ -25,7 +25,7 @@ request.userInfo.username == 'system:serviceaccount:{{ $.Release.Namespace }}:dr
 
 {{/* Whether pools may be open: allocations of others are refused by a policy, so no taint keeps them away. */}}
 {{- define "dra-driver.opensPools" -}}
-{{- if and .Values.controller.enabled (eq .Values.admissionPolicies.gateNamespaces "all") (eq .Values.controller.lending "off") }}yes{{ end -}}
+{{- if and .Values.controller.enabled (eq .Values.admissionPolicies.gateNamespaces "all") }}yes{{ end -}}
 {{- end }}
 
 {{/* What the token of a pod says of the pod, or '': include "dra-driver.ofToken" "node-name" */}}

@@ -97,7 +97,7 @@ has({{ . }}) && (has({{ . }}.labels)
 || 'dra-driver.dev/group-domain' in {{ . }}.annotations || 'dra-driver.dev/group-when-some-run' in {{ . }}.annotations))
 {{- end }}
 
-{{/* Whether a pod uses claims, or extended resources, for which devices may be lent. */}}
+{{/* Whether a pod uses claims, or extended resources, which kube-scheduler may serve from open pools. */}}
 {{- define "dra-driver.usesClaimsOrResources" -}}
 has(object.spec.resourceClaims) && object.spec.resourceClaims.size() > 0
 || (object.spec.containers + (has(object.spec.initContainers) ? object.spec.initContainers : [])).exists(c,

@@ -1,4 +1,4 @@
-"""Where pods come without the gate nothing is lent, and that is said."""
+"""Where pods come without the gate no pool is open, and that is said."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from typing import Any
 import pytest
 import virtual_time
 from controller_harness import Harness, controlling
-from fake_client import FakeClient
-from lending_cluster import FIRST_READ, bare, cluster_of, gate_everywhere, pod
+from granting_cluster import IN_FORCE, cluster_of, pod
+from open_cluster import PolicedCluster
 from work_counter import calls
 
 from controller.admission.config import OBJECT_NAME
 from controller.admission.paths import GATE_WEBHOOK, NOT_GATED
-from controller.config import LendingMode
 from controller.publish.gated import GatedNamespaces
 from dra_driver.api.core import CONFIG_MAPS, NAMESPACES
-from dra_driver.api.names import ALLOCATOR_LABEL, GATE_POLICY, LENDING_STATUS, SYSTEM_NAMESPACE
+from dra_driver.api.names import ALLOCATOR_LABEL, GATE_POLICY, GRANT_STATUS, SYSTEM_NAMESPACE
 from dra_driver.api.server.admission import (
     MUTATING_POLICIES,
     MUTATING_POLICY_BINDINGS,
     MUTATING_WEBHOOKS,
 )
 from dra_driver.errors import Forbidden
-from dra_driver.fleet import LendingShown, shown_lending
+from dra_driver.fleet import GrantsShown, shown_grants
 from dra_driver.kube import Informer
 from dra_driver.resourceclaim import NAMES_CLAIMS, NAMES_CLAIMS_OR_RESOURCES
 
@@ -33,113 +32,105 @@ NEVER = {"name": "never", "expression": "false"}
 LABELLED: dict[str, Any] = {"namespaceSelector": {"matchLabels": {ALLOCATOR_LABEL: "controller"}}}
 
 
-def run(
-    cluster: FakeClient,
-    scenario: Callable[[Harness], Awaitable[None]],
-    mode: LendingMode = LendingMode.ON,
-) -> None:
+def run(cluster: PolicedCluster, scenario: Callable[[Harness], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with asyncio.timeout(3_000), controlling(cluster, lending=mode) as harness:
-            await asyncio.sleep(FIRST_READ)
+        async with asyncio.timeout(3_000), controlling(cluster, open_pools=True) as harness:
+            await asyncio.sleep(IN_FORCE)
             await scenario(harness)
 
     virtual_time.run(main())
 
 
-def namespace(cluster: FakeClient, name: str, *, label: bool = True) -> None:
+def labelled(cluster: PolicedCluster) -> None:
+    """Have what sets the gate leave namespaces without the label out, and label all that there are."""
+    cluster.edit(MUTATING_POLICIES, GATE_POLICY, {"spec": {"matchConstraints": LABELLED}})
+    for name in ("default", SYSTEM_NAMESPACE):
+        namespace(cluster, name)
+
+
+def namespace(cluster: PolicedCluster, name: str, *, label: bool = True) -> None:
     labels = {ALLOCATOR_LABEL: "controller"} if label else {}
     cluster.put(NAMESPACES, {"metadata": {"name": name, "labels": labels}})
 
 
-def shown(cluster: FakeClient) -> LendingShown:
-    found = shown_lending(cluster.obj(CONFIG_MAPS, LENDING_STATUS, SYSTEM_NAMESPACE).data)
+def shown(cluster: PolicedCluster) -> GrantsShown:
+    found = shown_grants(cluster.obj(CONFIG_MAPS, GRANT_STATUS, SYSTEM_NAMESPACE).data)
     assert found is not None
     return found
 
 
-def test_nothing_is_lent_before_every_namespace_has_the_gate() -> None:
+def test_no_pool_is_open_before_every_namespace_has_the_gate() -> None:
     cluster = cluster_of("n1")
-    gate_everywhere(cluster, **LABELLED)
-    namespace(cluster, "default")
+    labelled(cluster)
     namespace(cluster, "team-a", label=False)
 
     async def scenario(h: Harness) -> None:
         pod(cluster, "p", amount=1)
         await asyncio.sleep(30.0)
-        assert not bare(cluster)
+        assert cluster.record() == "controller"
+        assert not cluster.bare()
         assert h.gates("p")
-        assert h.reason("p").reason == "WaitingForLoan"
-        (event,) = set(h.events("WaitingForLoan"))
-        for text in (h.reason("p").message, event):
-            assert "pods of 1 namespace are created without the gate" in text
-            assert "team-a" not in text  # which namespaces there are is not for everybody
         assert shown(cluster).ungated == ("team-a",)
-        assert "without the gate" in shown(cluster).obstacle
+        assert "pods of 1 namespace are created without the gate" in shown(cluster).obstacle
         namespace(cluster, "team-a")
-        await asyncio.sleep(2.0)
-        assert bare(cluster)
-        await asyncio.sleep(2.0)
-        (loan,) = shown(cluster).loans
-        assert (loan.pod, loan.node, loan.state) == ("default/p", "n1", "lent")
+        await asyncio.sleep(IN_FORCE)
+        assert cluster.record() == "open"
+        (one,) = shown(cluster).pods
+        assert (one.pod, one.node, one.state) == ("default/p", "n1", "granted")
         assert shown(cluster).obstacle == ""
 
     run(cluster, scenario)
 
 
-def test_a_namespace_that_comes_without_the_gate_ends_lending() -> None:
+def test_a_namespace_that_comes_without_the_gate_ends_open_pools() -> None:
     cluster = cluster_of("n1")
-    gate_everywhere(cluster, **LABELLED)
-    namespace(cluster, "default")
+    labelled(cluster)
 
     async def scenario(h: Harness) -> None:
+        assert cluster.record() == "open"
         namespace(cluster, "new", label=False)
-        await asyncio.sleep(0.5)
-        pod(cluster, "p", amount=1)
-        await asyncio.sleep(5.0)
-        assert not bare(cluster)
+        await asyncio.sleep(60.0)
+        assert cluster.record() == "controller"
         cluster.remove(NAMESPACES, "new")
-        await asyncio.sleep(2.0)
-        assert bare(cluster)
+        await asyncio.sleep(30.0)
+        assert cluster.record() == "open"
 
     run(cluster, scenario)
 
 
-def test_nothing_is_lent_where_the_policy_is_not_that_of_lending() -> None:
-    async def looked(change: Callable[[FakeClient], None]) -> str:
-        cluster = cluster_of("n1")
-        namespace(cluster, "default")
-        change(cluster)
-        async with controlling(cluster, lending=LendingMode.ON) as h:
-            pod(cluster, "p", amount=1)
-            await asyncio.sleep(FIRST_READ)
-            assert not bare(cluster)
-            return h.reason("p").message
+def spec(**changes: Any) -> Callable[[PolicedCluster], None]:
+    return lambda cluster: cluster.edit(MUTATING_POLICIES, GATE_POLICY, {"spec": changes})
 
-    def spec(**changes: Any) -> Callable[[FakeClient], None]:
-        return lambda cluster: cluster.edit(MUTATING_POLICIES, GATE_POLICY, {"spec": changes})
 
-    def claims_only(cluster: FakeClient) -> None:
-        expression = "has(object.spec.resourceClaims) && object.spec.resourceClaims.size() > 0"
-        spec(matchConditions=[{"name": "uses-claims", "expression": expression}])(cluster)
+UNBOUND = {"spec": {"policyName": "another"}}
+LEFT_OUT = {"objectSelector": {"matchLabels": {"a": "b"}}}
 
-    unbound = {"spec": {"policyName": "another"}}
-    cases: dict[str, Callable[[FakeClient], None]] = {
-        "is not installed": lambda c: c.remove(MUTATING_POLICIES, GATE_POLICY),
-        "sets the gate, is not installed": lambda c: c.remove(MUTATING_POLICY_BINDINGS, GATE_POLICY),
-        "is not bound": lambda c: c.edit(MUTATING_POLICY_BINDINGS, GATE_POLICY, unbound),
-        "leaves out pods with extended resources": claims_only,
-        "leaves out pods by their labels": lambda c: gate_everywhere(
-            c, objectSelector={"matchLabels": {"a": "b"}}
+
+@pytest.mark.parametrize(
+    ("text", "change"),
+    [
+        ("is not installed", lambda c: c.remove(MUTATING_POLICIES, GATE_POLICY)),
+        ("sets the gate, is not installed", lambda c: c.remove(MUTATING_POLICY_BINDINGS, GATE_POLICY)),
+        ("is not bound", lambda c: c.edit(MUTATING_POLICY_BINDINGS, GATE_POLICY, UNBOUND)),
+        (
+            "leaves out pods with extended resources",
+            spec(matchConditions=[{"name": "uses-claims", "expression": NAMES_CLAIMS}]),
         ),
-        "of what the condition": spec(matchConditions=[{"name": "x", "expression": "request.name == 'x'"}]),
-        "does not set the gate": spec(mutations=[]),
-    }
-
-    async def main() -> None:
-        for text, change in cases.items():
-            assert text.removeprefix("of ") in await looked(change), text
-
-    virtual_time.run(main())
+        ("leaves out pods by their labels", spec(matchConstraints=LEFT_OUT)),
+        (
+            "what the condition",
+            spec(matchConditions=[{"name": "x", "expression": "request.name == 'x'"}]),
+        ),
+        ("does not set the gate", spec(mutations=[])),
+    ],
+)
+def test_what_does_not_gate_all_pods_is_said(text: str, change: Callable[[PolicedCluster], None]) -> None:
+    cluster = cluster_of("n1")
+    change(cluster)
+    gated = GatedNamespaces(cluster, Informer(cluster, NAMESPACES))
+    virtual_time.run(gated.once())
+    assert text in gated.problem()
+    assert gated.everywhere() is False
 
 
 def test_conditions_are_compiled_when_they_have_changed() -> None:
@@ -156,22 +147,22 @@ def test_conditions_are_compiled_when_they_have_changed() -> None:
     cluster.edit(MUTATING_POLICIES, GATE_POLICY, {"spec": {"matchConditions": [NEVER]}})
     look()
     assert "leaves out pods that name claims" in gated.problem()
-    gate_everywhere(cluster)
+    cluster.gate_everywhere()
     look()
     assert gated.problem() == ""
 
 
-@pytest.mark.parametrize("lends", [False, True])
-def test_where_there_are_no_policies_the_webhook_counts(lends: bool) -> None:
+@pytest.mark.parametrize("resources", [False, True])
+def test_where_there_are_no_policies_the_webhook_counts(resources: bool) -> None:
     cluster = cluster_of("n1")
+    labelled(cluster)
     cluster.withdraw(MUTATING_POLICIES)
-    namespace(cluster, "default")
     namespace(cluster, "other", label=False)
     webhook = {
         "name": GATE_WEBHOOK,
         "namespaceSelector": {"matchLabels": {ALLOCATOR_LABEL: "controller"}},
         "matchConditions": [
-            {"name": "uses-claims", "expression": NAMES_CLAIMS_OR_RESOURCES if lends else NAMES_CLAIMS},
+            {"name": "uses-claims", "expression": NAMES_CLAIMS_OR_RESOURCES if resources else NAMES_CLAIMS},
             {"name": "not-bound", "expression": "!has(object.spec.nodeName) || object.spec.nodeName == ''"},
             {"name": NOT_GATED, "expression": "!has(object.spec.schedulingGates)"},
         ],
@@ -188,7 +179,7 @@ def test_where_there_are_no_policies_the_webhook_counts(lends: bool) -> None:
         assert "is not installed" in gated.problem()
         cluster.put(MUTATING_WEBHOOKS, {"metadata": {"name": OBJECT_NAME}, "webhooks": [webhook]})
         await gated.once()
-        if lends:
+        if resources:
             assert "pods of 1 namespace are created without the gate" in gated.problem()
             assert gated.ungated() == ("other",)
             cluster.remove(NAMESPACES, "other")
@@ -201,20 +192,9 @@ def test_where_there_are_no_policies_the_webhook_counts(lends: bool) -> None:
     virtual_time.run(main())
 
 
-def test_what_is_shown_follows_the_mode() -> None:
-    cluster = cluster_of("n1")
-
-    async def scenario(h: Harness) -> None:
-        assert shown(cluster).mode == "ending"
-        assert shown(cluster).sentence.startswith("lending is ending")
-
-    run(cluster, scenario, LendingMode.ENDING)
-
-
 def test_what_pods_are_created_with_is_not_known_before_the_namespaces_are() -> None:
     cluster = cluster_of("n1")
-    gate_everywhere(cluster, **LABELLED)
-    namespace(cluster, "default")
+    labelled(cluster)
 
     async def main() -> None:
         namespaces = Informer(cluster, NAMESPACES)
@@ -236,8 +216,7 @@ def test_what_sets_the_gate_is_read_again_after_an_error_and_nothing_is_assumed_
     None
 ):
     cluster = cluster_of("n1")
-    gate_everywhere(cluster, **LABELLED)
-    namespace(cluster, "default")
+    labelled(cluster)
     sent: list[str] = []
 
     def forbidden(verb: str, kind: str, *_: str) -> None:
@@ -258,7 +237,7 @@ def test_what_sets_the_gate_is_read_again_after_an_error_and_nothing_is_assumed_
             cluster.before = forbidden
             await asyncio.sleep(30.0)
             assert "cannot be read" in gated.problem()
-            assert gated.ungated() == ("default",)
+            assert gated.ungated() == ("default", SYSTEM_NAMESPACE)
             cluster.before = lambda *_: None
             await asyncio.sleep(30.0)
             assert sent == ["", sent[1], ""], "each change is sent once"

@@ -316,18 +316,12 @@ def test_without_taints_pools_are_open_or_kube_schedulers() -> None:
     run(cluster, scenario)
 
 
-@pytest.mark.parametrize("why", ["note", "namespace"])
-def test_a_pool_that_may_be_open_no_more_gets_its_taint(why: str) -> None:
+def test_a_pool_that_may_be_open_no_more_gets_its_taint() -> None:
     cluster = cluster_of("n1")
 
     async def scenario(h: Harness) -> None:
         await opened(h, cluster)
-        match why:
-            case "note":
-                lent = {"status": {"publication": {"lent": [{"unit": "gpu-0", "devices": ["gpu-0"]}]}}}
-                cluster.edit(DEVICE_INVENTORIES, f"n1.{DRIVER}", lent)
-            case _:
-                cluster.gate_labelled()
+        cluster.gate_labelled()
         await until(lambda: not cluster.bare() and cluster.record() == "controller")
         ask(cluster, "c")
         await until(lambda: h.devices("c"))

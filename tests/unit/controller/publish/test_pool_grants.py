@@ -53,7 +53,7 @@ class World:
         self.grants = PoolGrants(
             self.default,
             (DRIVER,),
-            Timings(closing=CLOSING, recalled=KEPT),
+            Timings(closing=CLOSING, kept=KEPT),
             self,
             handover=lambda pool: self.states.get(pool, HandoverState.OPEN),
             inventories=self,  # type: ignore[arg-type]

@@ -18,10 +18,11 @@ from controller.allocate.decide import (
     ClaimGone,
     ClaimSeen,
     Decision,
+    GrantDevices,
+    GrantedDevices,
+    GrantedNode,
     GroupWrite,
     Lane,
-    Lend,
-    LentNode,
     ObjectGone,
     ObjectSeen,
     PodAnswer,
@@ -233,8 +234,10 @@ def blocked(pool: PoolID) -> Change:
     return PoolChanged(pool, True, DEFAULT_POLICY)
 
 
-def lend(_: dict[str, ResourceClaim]) -> Decision:
-    return Lend((LentNode("n1", ((N1, ("gpu-0",)),)), LentNode("n2", ((N2, ("gpu-0",)),))))
+def grant(_: dict[str, ResourceClaim]) -> Decision:
+    nodes = (("n1", N1), ("n2", N2))
+    found = (GrantedNode(node, (GrantedDevices(pool, "key", ("gpu-0",)),)) for node, pool in nodes)
+    return GrantDevices(tuple(found))
 
 
 def proceed(_: dict[str, ResourceClaim]) -> Decision:
@@ -251,7 +254,7 @@ def group_of_another_pod(claims: dict[str, ResourceClaim]) -> Decision:
     return GroupWrite(((member, Write("n1", ((claims["own"], ALLOCATION),))),))
 
 
-@pytest.mark.parametrize("decision", [write("own"), group, undo("allocated"), lend])
+@pytest.mark.parametrize("decision", [write("own"), group, undo("allocated"), grant])
 def test_an_answer_about_a_pool_that_has_changed_is_asked_for_again(
     decision: Callable[[dict[str, ResourceClaim]], Decision],
 ) -> None:
@@ -261,10 +264,10 @@ def test_an_answer_about_a_pool_that_has_changed_is_asked_for_again(
 
 
 @pytest.mark.parametrize("pool", ["n1", "n2"])
-def test_devices_are_not_lent_where_any_have_been_taken_meanwhile(pool: str) -> None:
-    assert judged(lend, in_use("another", pool)) is None
-    assert judged(lend, assumed("another", pool)) is None
-    assert judged(lend, in_use("another", "n3")) is True
+def test_devices_are_not_granted_where_any_have_been_taken_meanwhile(pool: str) -> None:
+    assert judged(grant, in_use("another", pool)) is None
+    assert judged(grant, assumed("another", pool)) is None
+    assert judged(grant, in_use("another", "n3")) is True
 
 
 def test_an_answer_is_not_to_blame_for_devices_that_were_taken_meanwhile() -> None:

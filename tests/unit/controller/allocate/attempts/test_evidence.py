@@ -15,7 +15,7 @@ from controller.allocate.decide import Rank, report_of
 from dra_driver.api import codec
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey, Uid
-from dra_driver.api.names import GRANTS, RECALLED_DEVICES
+from dra_driver.api.names import GRANTS
 
 P = Uid("uid-p")
 NO_ROOM = "0/2 nodes are available: 1 Insufficient cpu."
@@ -23,11 +23,10 @@ PREBIND = 'running PreBind plugin "DynamicResources": '
 # As kube-scheduler 1.36.3 says them.
 REFUSED = (
     'add allocation and reservation to claim tenant/c: resourceclaims.resource.k8s.io "c" is forbidden:'
-    f" ValidatingAdmissionPolicy '{RECALLED_DEVICES}' with binding '{RECALLED_DEVICES}' denied request: a"
-    " device was lent to kube-scheduler and is not any more"
+    f" ValidatingAdmissionPolicy '{GRANTS}' with binding '{GRANTS}' denied request: these devices are"
+    " allocated by the controller of dra-driver"
 )
-KEPT = REFUSED.replace(RECALLED_DEVICES, GRANTS)
-OWN_DECISIONS = ("claim tenant/c got allocated elsewhere in the meantime", REFUSED, KEPT)
+OWN_DECISIONS = ("claim tenant/c got allocated elsewhere in the meantime", REFUSED)
 
 
 def pod(
@@ -167,7 +166,7 @@ def test_the_write_of_its_own_decision_that_failed_is_no_evidence(
             id="a namespace of that name",
         ),
         pytest.param(
-            "add reservation to claim tenant/dra-driver-recalled-devices: it is forbidden",
+            "add reservation to claim tenant/dra-driver-grants: it is forbidden",
             "SchedulerError",
             id="a claim of the policy's name",
         ),

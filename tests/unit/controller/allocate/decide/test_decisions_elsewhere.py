@@ -21,7 +21,6 @@ from controller.allocate.decide import (
     GrantDevices,
     GroupWrite,
     Hard,
-    Lend,
     NodeTurnedDown,
     NotYet,
     ObjectGone,
@@ -94,7 +93,7 @@ class Both:
         self.changes: list[Change] = []
         self.owners = PoolOwners([OURS])
         self.blocked: dict[PoolID, bool] = {}
-        self.lent: dict[PoolID, frozenset[str]] = {}
+        self.granted: dict[PoolID, frozenset[str]] = {}
 
     def _send(self, version: int, change: Change) -> None:
         message = sent(frame_of_change(version, change))
@@ -107,9 +106,9 @@ class Both:
         self.journal.apply(change)
         self.changes.append(change)
         match change:
-            case PoolChanged(pool, blocked, _, lent):
+            case PoolChanged(pool, blocked, _, granted):
                 self.blocked[pool] = blocked
-                self.lent[pool] = lent
+                self.granted[pool] = granted
             case ObjectSeen(ResourceSlice() as item):
                 self.owners.put(item)
             case ObjectGone(kind, key) if kind is ResourceSlice:
@@ -146,9 +145,8 @@ class Both:
     def ours(self, allocation: AllocationResult) -> bool:
         results = [(PoolID(r.driver, r.pool), r) for r in allocation.devices.results]
         return all(
-            self.owners.of(p, self.lent.get(p, frozenset())) is Owner.OURS and not self.blocked.get(p)
-            for p, _ in results
-        ) and not any(r.device in self.lent.get(p, ()) and not r.admin_access for p, r in results)
+            self.owners.of(p) is Owner.OURS and not self.blocked.get(p) for p, _ in results
+        ) and not any(r.device in self.granted.get(p, ()) and not r.admin_access for p, r in results)
 
 
 def without_claims(decision: Decision) -> Decision:
@@ -343,8 +341,8 @@ class Scenario:
     def pool_changes(self) -> None:
         pool = PoolID(OURS, PoolName(self.rng.choice(NODES)))
         blocked = self.rng.random() < 0.2
-        lent = frozenset({"d0"} if self.rng.random() < 0.3 else ())
-        self.both.apply(PoolChanged(pool, blocked, self.rng.choice(POLICIES), lent))
+        granted = frozenset({"d0"} if self.rng.random() < 0.3 else ())
+        self.both.apply(PoolChanged(pool, blocked, self.rng.choice(POLICIES), granted))
 
     def decide(self) -> PodAnswer | None:
         """Ask about a pod, and assume what is answered."""
@@ -362,7 +360,7 @@ class Scenario:
             case GroupWrite(writes):
                 for pod_id, write in writes:
                     self.assume(pod_id, write)
-            case Wait() | Proceed() | Refuse() | Hard() | SetAside() | Lend() | GrantDevices() | NotYet():
+            case Wait() | Proceed() | Refuse() | Hard() | SetAside() | GrantDevices() | NotYet():
                 pass
         return answer
 

@@ -306,7 +306,8 @@ def test_nothing_is_granted_of_a_pool_that_is_tainted() -> None:
         world.decisions.apply(PoolChanged(pool(node), False, PoolPolicy()))
     refusal = world.ask("a", **asking(1))
     assert isinstance(refusal, Refuse)
-    assert "taint" in refusal.message
+    assert "no pool of the controller is open" in refusal.message
+    assert "condition Published of the DeviceInventories says why" in refusal.message
 
 
 def test_devices_that_kube_scheduler_would_not_take_for_a_pod_of_another_node_are_not_granted() -> None:

@@ -77,8 +77,8 @@ class SimulatedCluster:
         for node in nodes:
             self.decisions.apply(NodeTurnedDown(Uid("p"), node, at))
 
-    def ask(self, now: float = 0.0, *, lends: bool = True) -> Decision:
-        question = PodQuestion(PodID(ObjectKey(NS, "p"), Uid("p")), now, lends=lends)
+    def ask(self, now: float = 0.0, *, grants: bool = True) -> Decision:
+        question = PodQuestion(PodID(ObjectKey(NS, "p"), Uid("p")), now, grants=grants)
         return self.decisions.decide(question).decision
 
 
@@ -105,7 +105,7 @@ def test_the_first_choice_is_ours_and_a_pod_that_came_back_gets_grants_on_a_few_
     assert not found.slow
     assert {p.pool for p in found.pools} == {"n1", "n3", "n4"}
     # Where nothing may be granted, one node after the other is tried.
-    assert isinstance(world.ask(1.0, lends=False), Write)
+    assert isinstance(world.ask(1.0, grants=False), Write)
 
 
 def test_nothing_is_granted_on_a_node_where_something_is() -> None:
@@ -198,7 +198,7 @@ def test_devices_are_granted_for_what_we_do_not_look_at(spec: dict[str, Any], kn
         assert isinstance(found, Write)
     else:
         assert len(nodes(found)) == 2
-        assert isinstance(world.ask(lends=False), Write)
+        assert isinstance(world.ask(grants=False), Write)
 
 
 @pytest.mark.parametrize("provisioner", ["disks.example.com", "kubernetes.io/no-provisioner"])
@@ -231,7 +231,7 @@ def test_a_claim_that_is_newer_than_we_are_gets_a_grant_by_what_we_understand() 
     small = {"cel": {"expression": 'device.attributes["gpu.example.com"].type == "gpu"'}}
     world.claim("c", builders.request(selectors=[small, NEWER]), constraints=[{"sameSwitch": "leaf"}])
     world.pod()
-    found = world.ask(lends=False)
+    found = world.ask(grants=False)
     assert len(nodes(found)) == 2
     assert isinstance(found, GrantDevices)
     assert not found.instead

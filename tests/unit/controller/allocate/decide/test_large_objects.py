@@ -10,7 +10,7 @@ from one_node import RESOURCE, OneNode
 
 from controller.allocate.decide import (
     ClaimSeen,
-    Lend,
+    GrantDevices,
     ObjectSeen,
     Proceed,
     Refuse,
@@ -109,20 +109,20 @@ def test_a_claim_beyond_a_limit_goes_to_kube_scheduler_with_devices_of_other_dri
     assert cluster.decided("big") == Proceed(theirs=True)
 
 
-def test_nothing_is_lent_for_a_pod_with_a_claim_beyond_a_limit() -> None:
+def test_nothing_is_granted_for_a_pod_with_a_claim_beyond_a_limit() -> None:
     """Not even for its extended resource: kube-scheduler would wait for the claim that is refused."""
-    cluster = SimulatedCluster(lends=True)
+    cluster = SimulatedCluster(grants=True)
     cluster.claim("big", selectors=60)
     cluster.pod("big", "big", **EXTENDED)
     found = cluster.decided("big")
     assert isinstance(found, Refuse)
     assert found.message.startswith(f"claim {NS}/big: spec of the claim has ")
     cluster.pod("small", **EXTENDED)
-    assert isinstance(cluster.decided("small"), Lend)
+    assert isinstance(cluster.decided("small"), GrantDevices)
 
 
-def test_nothing_is_lent_for_a_pod_beyond_a_limit() -> None:
-    cluster = SimulatedCluster(lends=True)
+def test_nothing_is_granted_for_a_pod_beyond_a_limit() -> None:
+    cluster = SimulatedCluster(grants=True)
     cluster.claim("c")
     cluster.pod("big", "c", tolerations=MANY, **EXTENDED)
     found = cluster.decided("big")

@@ -26,9 +26,9 @@ from open_cluster import PolicedCluster
 
 from controller.allocate.granting import MOST_PODS
 from dra_driver.api.core import CONFIG_MAPS, PODS
-from dra_driver.api.names import CANNOT_ALLOCATE, LENDING_STATUS, SYSTEM_NAMESPACE
+from dra_driver.api.names import CANNOT_ALLOCATE, GRANT_STATUS, SYSTEM_NAMESPACE
 from dra_driver.api.resource import RESOURCE_CLAIMS
-from dra_driver.fleet import LendingShown, shown_lending
+from dra_driver.fleet import GrantsShown, shown_grants
 
 
 def run(
@@ -67,7 +67,7 @@ def node_of(h: Harness, name: str) -> str:
 
 def metric(h: Harness, why: str) -> float:
     value = h.controller.metrics.registry.get_sample_value(
-        "dra_driver_controller_ended_loans_total", {"reason": why}
+        "dra_driver_controller_ended_grants_total", {"reason": why}
     )
     return value or 0.0
 
@@ -138,21 +138,20 @@ def test_a_claim_over_two_drivers_is_served() -> None:
 def test_people_see_what_is_granted_and_why_nothing_is() -> None:
     cluster = cluster_of("n1", gpus=1)
 
-    def shown() -> LendingShown:
-        found = shown_lending(cluster.obj(CONFIG_MAPS, LENDING_STATUS, SYSTEM_NAMESPACE).data)
+    def shown() -> GrantsShown:
+        found = shown_grants(cluster.obj(CONFIG_MAPS, GRANT_STATUS, SYSTEM_NAMESPACE).data)
         assert found is not None
-        assert found.mode == "granting"
         return found
 
     async def scenario(h: Harness) -> None:
         assert not shown().obstacle
         pod(cluster, "p", amount=1)
         await asyncio.sleep(4.0)
-        (one,) = shown().loans
+        (one,) = shown().pods
         assert (one.pod, one.node, one.state, one.devices) == (f"{NS}/p", "n1", "granted", ("gpu-0",))
         cluster.uninstall()
         await asyncio.sleep(15.0)
-        assert not shown().loans
+        assert not shown().pods
         assert "dra-driver-grants" in shown().obstacle
 
     run(cluster, scenario, scheduler=False)

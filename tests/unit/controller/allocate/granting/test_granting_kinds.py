@@ -62,7 +62,7 @@ def node_of(cluster: PolicedCluster, name: str) -> str:
 
 
 def ended(h: Harness, why: str) -> float:
-    name = "dra_driver_controller_ended_loans_total"
+    name = "dra_driver_controller_ended_grants_total"
     return h.controller.metrics.registry.get_sample_value(name, {"reason": why}) or 0.0
 
 
