@@ -522,7 +522,12 @@ def test_two_controllers_share_a_budget_and_one_has_none(chart: Chart) -> None:
     assert not of_kind(alone, "PodDisruptionBudget")
 
 
-def test_classes_follow_the_driver_name_and_have_extended_resources_on_request(chart: Chart) -> None:
+@pytest.mark.parametrize(
+    "served", [{"allocator": "scheduler"}, {"admissionPolicies": {"gateNamespaces": "all"}}]
+)
+def test_classes_follow_the_driver_name_and_have_extended_resources_on_request(
+    chart: Chart, served: dict[str, Any]
+) -> None:
     plain = {c["metadata"]["name"]: c["spec"] for c in of_kind(chart.render(), "DeviceClass")}
     assert set(plain) == {
         f"{p}gpu.dra-driver.dev" for p in ("", "mig.", "partition.", "vf.", "nvidia.", "amd.", "intel.")
@@ -530,7 +535,7 @@ def test_classes_follow_the_driver_name_and_have_extended_resources_on_request(c
     assert not any("extendedResourceName" in spec for spec in plain.values())
     values = {
         "driverName": "gpu.example.com",
-        "allocator": "scheduler",
+        **served,
         "deviceClasses": {"nvidia": {"extendedResourceName": "nvidia.com/gpu"}, "amd": {"create": False}},
     }
     classes = {c["metadata"]["name"]: c["spec"] for c in of_kind(chart.render(values), "DeviceClass")}

@@ -33,7 +33,7 @@ VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
         ({"kubeletPlugin": {"backends": ["=x"]}}, "=x is no backend: expected NAME or NAME=ARGUMENT"),
         (
             {"deviceClasses": {"nvidia": {"extendedResourceName": "nvidia.com/gpu"}}},
-            "nvidia.extendedResourceName: nvidia.com/gpu: needs allocator: scheduler, it is controller",
+            "gateNamespaces is labelled. Set gateNamespaces: all, so that pools are open",
         ),
         (
             {"allocator": "scheduler", "deviceClasses": {"nvidia": {"extendedResourceName": "gpu"}}},

@@ -71,8 +71,8 @@ has({{ . }}.tolerations) && {{ . }}.tolerations.exists(t,
 {{- if or (not (regexMatch (printf "^%s([.]%s)+/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$" $label $label) .)) (contains "kubernetes.io/" .) (hasPrefix "requests." .) -}}
 {{- fail (printf "%s is no name of an extended resource: expected DOMAIN/NAME such as nvidia.com/gpu, outside kubernetes.io" $place) -}}
 {{- end -}}
-{{- if ne $.Values.allocator "scheduler" -}}
-{{- fail (printf "%s: needs allocator: scheduler, it is %s. kube-scheduler makes the claims of extended resources and must be free to allocate" $place $.Values.allocator) -}}
+{{- if not (or (eq $.Values.allocator "scheduler") (include "dra-driver.opensPools" $)) -}}
+{{- fail (printf "%s: kube-scheduler makes the claims of extended resources, and may allocate nothing in tainted pools; allocator is %s and admissionPolicies.gateNamespaces is %s. Set gateNamespaces: all, so that pools are open and devices are granted for these pods, or allocator: scheduler" $place $.Values.allocator $.Values.admissionPolicies.gateNamespaces) -}}
 {{- end -}}
 {{- if not $it.create -}}
 {{- fail (printf "%s: needs deviceClasses.%s.create: true" $place $class) -}}
