@@ -24,6 +24,7 @@ from controller.publish.open_pools import OpenPools
 from controller.publish.policies import PolicyBook
 from controller.publish.publisher import POOL_INDEX, Publisher
 from controller.publish.tolerators import Tolerators
+from dra_driver.api.names import KUBE_SYSTEM
 from dra_driver.errors import DraError
 from dra_driver.kube import Backoff
 from dra_driver.ownership import PoolID
@@ -69,7 +70,8 @@ class Publishing:
         guard: GuardKeeper | None = None
         if grants is not None:
             claims = KnownClaims(client, state.assume_cache)
-            gated = GatedNamespaces(client, informers.namespaces)
+            exempt = (KUBE_SYSTEM, config.namespace)
+            gated = GatedNamespaces(client, informers.namespaces, exempt)
             open_pools = OpenPools(grants, gated, gates)
             guard = GuardKeeper(client, clock, config.namespace, config.drivers, grants, claims)
         publisher = Publisher(

@@ -8,6 +8,7 @@ cannot have. So no pool is open then.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from typing import Final
 
 import structlog
@@ -35,6 +36,9 @@ log = structlog.get_logger(__name__)
 # How often what sets the gate is read. Namespaces are watched.
 _READ_SECONDS: Final = 10.0
 _EFFECT: Final = "kube-scheduler would try them with devices that it cannot have"
+_NOTHING: Final = (
+    f"what sets the gate is not installed: the webhook {GATE_WEBHOOK}, or the policy {GATE_POLICY}"
+)
 
 
 class GatedNamespaces:
@@ -43,16 +47,22 @@ class GatedNamespaces:
     Args:
         client: for reads.
         namespaces: all of them.
+        exempt: namespaces whose pods need no gate: those of the control plane and of the driver, which the
+            chart leaves out.
 
     Attributes:
         changed: sent when ``problem`` is another.
     """
 
-    def __init__(self, client: KubeClient, namespaces: Informer[Namespace]) -> None:
+    def __init__(
+        self, client: KubeClient, namespaces: Informer[Namespace], exempt: Collection[str] = ()
+    ) -> None:
         self.changed: Signal[[]] = Signal()
         self._client = client
+        self._exempt = frozenset(exempt)
         self._namespaces = namespaces
-        self._gating: Gating | None = None
+        self._found: tuple[Gating | str, ...] = ()
+        self._gatings: tuple[Gating, ...] = ()
         self._why = "whether pods are created with the gate has not been read yet"
         self._ungated: set[str] = set()
         self._problem = self._why
@@ -93,42 +103,49 @@ class GatedNamespaces:
         Raises:
             DraError: of the API server; what was read before counts.
         """
-        try:
-            found = await self._read()
-        except Forbidden as e:
-            found = f"whether pods are created with the gate cannot be read: {e}"
+        parts = [await self._policy(), await self._webhook()]
+        found = tuple(part for part in parts if part is not None) or (_NOTHING,)
         self._read_once = True
-        if not isinstance(found, Gating):
-            self._why = found
-        elif found != self._gating:
-            self._why = found.problem()  # its conditions are compiled for that
-        before = self._gating
-        self._gating = found if isinstance(found, Gating) else None
-        if before != self._gating:
+        if found != self._found:
+            problems = [f.problem() if isinstance(f, Gating) else f for f in found]  # conditions are compiled
+            pairs = zip(found, problems, strict=True)
+            self._gatings = tuple(f for f, problem in pairs if isinstance(f, Gating) and not problem)
+            self._why = "" if self._gatings else "; ".join(problems)
+            self._found = found
             self._ungated = set(self._without_gate(*self._namespaces.items()))
         self._report()
 
-    async def _read(self) -> Gating | str:
-        if "mutatingadmissionpolicies" in await self._client.served(ADMISSION_GROUP, "v1"):
-            try:
-                policy = await self._client.get(MUTATING_POLICIES, GATE_POLICY)
-                binding = await self._client.get(MUTATING_POLICY_BINDINGS, GATE_POLICY)
-            except NotFound:
-                return f"the policy {GATE_POLICY}, which sets the gate, is not installed"
-            return gating_of_policy(policy, binding)
+    async def _policy(self) -> Gating | str | None:
+        """Return what the policy gates, or why nothing; None if it is not installed."""
+        if "mutatingadmissionpolicies" not in await self._client.served(ADMISSION_GROUP, "v1"):
+            return None
+        try:
+            policy = await self._client.get(MUTATING_POLICIES, GATE_POLICY)
+            binding = await self._client.get(MUTATING_POLICY_BINDINGS, GATE_POLICY)
+        except NotFound:
+            return None
+        except Forbidden as e:
+            return _unread(e)
+        return gating_of_policy(policy, binding)
+
+    async def _webhook(self) -> Gating | str | None:
+        """Return what our webhook gates, or why nothing; None if it is not installed."""
         try:
             found = await self._client.get(MUTATING_WEBHOOKS, OBJECT_NAME)
         except NotFound:
-            return "the webhook that sets the gate is not installed"
+            return None
+        except Forbidden as e:
+            return _unread(e)
         webhook = next((w for w in found.webhooks or () if w.name == GATE_WEBHOOK), None)
-        if webhook is None:
-            return f"the webhook {GATE_WEBHOOK}, which sets the gate, is not registered"
-        return gating_of_webhook(webhook, not_gated=NOT_GATED)
+        return gating_of_webhook(webhook, not_gated=NOT_GATED) if webhook is not None else None
 
     def _without_gate(self, *namespaces: Namespace) -> tuple[str, ...]:
-        if self._gating is None:
-            return tuple(n.metadata.name for n in namespaces)
-        return self._gating.ungated(n.metadata for n in namespaces)
+        """Return those of some namespaces whose pods nothing gives the gate, and that need it."""
+        left = [n.metadata for n in namespaces if n.metadata.name not in self._exempt]
+        for gating in self._gatings:
+            names = set(gating.ungated(left))
+            left = [metadata for metadata in left if metadata.name in names]
+        return tuple(metadata.name for metadata in left)
 
     def _seen(self, namespace: Namespace) -> None:
         self._ungated.discard(namespace.metadata.name)
@@ -152,3 +169,7 @@ class GatedNamespaces:
             names = ", ".join(self.ungated()[:8])
             log.info(problem or "scheduling gate in every namespace", ungated=names)
             self.changed.send()
+
+
+def _unread(error: Forbidden) -> str:
+    return f"whether pods are created with the gate cannot be read: {error}"

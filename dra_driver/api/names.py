@@ -28,6 +28,7 @@ __all__ = [
     "GROUP_SIZE_LABEL",
     "GROUP_SOME_RUN_ANNOTATION",
     "IMPLICIT_RESOURCE_PREFIX",
+    "KUBE_SYSTEM",
     "LISTS_GATE",
     "NOT_ON_NODE",
     "NUMA_NODE",
@@ -56,6 +57,8 @@ RDMA_DRIVER_NAME: Final = "rdma.dra-driver.dev"
 # Under this name we take over from NVIDIA's driver, and understand its opaque parameters.
 NVIDIA_DRIVER_NAME: Final = "gpu.nvidia.com"
 SYSTEM_NAMESPACE: Final = "dra-driver"
+KUBE_SYSTEM: Final = "kube-system"
+"""Namespace of the control plane. Its pods and those of the driver never get the gate: it may need them itself."""
 DEVICE_CLASSES: Final = ("gpu", "mig", "partition", "vf", "vfio", "nvidia", "amd", "intel")
 """DeviceClasses of an installation, by what stands before the driver's name; `gpu` has that name itself."""
 REQUEST_SHAPES: Final = "dra-driver-request-shapes"

@@ -113,13 +113,18 @@ def gating_of_policy(policy: MutatingPolicy, binding: MutatingPolicyBinding) -> 
     )
 
 
-def gating_of_webhook(webhook: Webhook, *, not_gated: str) -> Gating:
-    """Return what our webhook gates.
+def gating_of_webhook(webhook: Webhook, *, not_gated: str) -> Gating | str:
+    """Return what our webhook gates, or why nothing.
 
     Args:
         webhook: as it is registered.
         not_gated: name of its condition that leaves out pods which have the gate already.
     """
+    if not webhook.client_config.ca_bundle:
+        return (
+            f"the API server cannot call the webhook {webhook.name}: its configuration has no authority yet, "
+            "which what brings the certificates writes (Helm, cert-manager, or dra-driver certificates)"
+        )
     selectors = [s for s in (webhook.namespace_selector,) if s is not None]
     objects = [s for s in (webhook.object_selector,) if s is not None]
     conditions = tuple(c for c in webhook.match_conditions if c.name != not_gated)

@@ -110,7 +110,7 @@ LEFT_OUT = {"objectSelector": {"matchLabels": {"a": "b"}}}
     ("text", "change"),
     [
         ("is not installed", lambda c: c.remove(MUTATING_POLICIES, GATE_POLICY)),
-        ("sets the gate, is not installed", lambda c: c.remove(MUTATING_POLICY_BINDINGS, GATE_POLICY)),
+        ("what sets the gate is not installed", lambda c: c.remove(MUTATING_POLICY_BINDINGS, GATE_POLICY)),
         ("is not bound", lambda c: c.edit(MUTATING_POLICY_BINDINGS, GATE_POLICY, UNBOUND)),
         (
             "leaves out pods with extended resources",
@@ -160,6 +160,7 @@ def test_where_there_are_no_policies_the_webhook_counts(resources: bool) -> None
     namespace(cluster, "other", label=False)
     webhook = {
         "name": GATE_WEBHOOK,
+        "clientConfig": {"caBundle": "Y2E="},
         "namespaceSelector": {"matchLabels": {ALLOCATOR_LABEL: "controller"}},
         "matchConditions": [
             {"name": "uses-claims", "expression": NAMES_CLAIMS_OR_RESOURCES if resources else NAMES_CLAIMS},
@@ -260,5 +261,5 @@ def test_the_webhook_of_the_gate_is_known_by_its_name() -> None:
     for webhooks in ([], [another]):
         cluster.put(MUTATING_WEBHOOKS, {"metadata": {"name": OBJECT_NAME}, "webhooks": webhooks})
         virtual_time.run(gated.once())
-        assert "is not registered" in gated.problem()
+        assert "is not installed" in gated.problem()
         cluster.remove(MUTATING_WEBHOOKS, OBJECT_NAME)
