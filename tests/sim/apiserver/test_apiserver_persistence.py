@@ -52,6 +52,46 @@ def serve(data: Path, scenario: Any) -> None:
     asyncio.run(main())
 
 
+ACCOUNT = ("default", "somebody")
+NEW = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"generateName": "c-"}}
+
+
+async def answer_to(server: ApiServer, token: str) -> tuple[int, str]:
+    """Return the status and the text of the answer to a write by somebody with a token."""
+    url = f"{server.url}{CONFIG_MAPS}"
+    headers = {"Authorization": f"Bearer {token}"}
+    async with aiohttp.ClientSession() as session, session.post(url, json=NEW, headers=headers) as answer:
+        return answer.status, await answer.text()
+
+
+@pytest.mark.parametrize("demanded", [None, "sesame"])
+def test_the_next_server_knows_whose_a_token_is(tmp_path: Path, demanded: str | None) -> None:
+    async def main() -> None:
+        async with ApiServer(data=tmp_path / "data", token=demanded) as server:
+            group = {"apiVersion": "admissionregistration.k8s.io/v1"}
+            account = f"system:serviceaccount:{':'.join(ACCOUNT)}"
+            rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"]}
+            spec = {
+                "matchConstraints": {"resourceRules": [{**rule, "resources": ["configmaps"]}]},
+                "validations": [{"expression": f"request.userInfo.username != '{account}'"}],
+            }
+            bound = {"policyName": "p", "validationActions": ["Deny"]}
+            policy = {**group, "kind": "ValidatingAdmissionPolicy", "metadata": {"name": "p"}, "spec": spec}
+            binding = {**group, "kind": "ValidatingAdmissionPolicyBinding", "metadata": {"name": "p"}}
+            await server.install([policy, {**binding, "spec": bound}])
+            token = server.kubeconfig(ACCOUNT)["users"][0]["user"]["token"]
+            assert token != server.kubeconfig(ACCOUNT)["users"][0]["user"]["token"]
+        async with ApiServer(data=tmp_path / "data", token=demanded) as server:
+            status, text = await answer_to(server, token)
+            assert (status, "ValidatingAdmissionPolicy 'p'" in text) == (422, True)
+            payload, _, signature = token.partition(".")
+            for forged in (f"{payload}.{signature[::-1]}", f"{payload}.", payload, "x.y", ""):
+                # Where no token is demanded, everybody else is an administrator.
+                assert (await answer_to(server, forged))[0] == (401 if demanded else 201)
+
+    asyncio.run(main())
+
+
 def test_the_next_server_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
     seen: dict[str, Any] = {}
 

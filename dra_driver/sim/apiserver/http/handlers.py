@@ -90,7 +90,7 @@ class Handlers:
         self.pod_log: Callable[[str, str, str], str] = lambda _namespace, _name, _container: ""
         self.webhooks = Webhooks(registry.store, registry.kinds, services)
         self._token = token
-        self._tokens = identity.Tokens(registry.store)
+        self._tokens = identity.Tokens(registry.store, token or "")
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request."""
@@ -450,6 +450,10 @@ class Handlers:
             case _:
                 pass
         raise StatusError.method_not_allowed()
+
+    def token_of(self, namespace: str, account: str) -> str:
+        """Return a new token of a service account."""
+        return self._tokens.issue({}, namespace, account)
 
     async def _token_request(self, request: web.BaseRequest, found: Route) -> web.Response:
         """Answer a ``TokenRequest`` with a token that this server knows as the account's."""

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hashlib
+import hmac
+import json
 import secrets
 from typing import Any
 
@@ -15,11 +20,20 @@ _EXTRA = "authentication.kubernetes.io/"
 
 
 class Tokens:
-    """Tokens of service accounts. They last as long as the server."""
+    """Tokens of service accounts.
 
-    def __init__(self, store: Store) -> None:
+    A token says whose it is, signed with the bearer token that the server demands: so the next server with that
+    token and the same file of objects knows it, too. Where none is demanded, everybody else is an
+    administrator.
+
+    Args:
+        store: has the pods that tokens are bound to.
+        secret: the bearer token that the server demands; empty if none.
+    """
+
+    def __init__(self, store: Store, secret: str) -> None:
         self._store = store
-        self._users: dict[str, Raw] = {}
+        self._secret = secret.encode()
 
     def issue(self, body: Any, namespace: str, account: str) -> str:
         """Return a new token for a ``TokenRequest``, which says what it is bound to."""
@@ -29,9 +43,22 @@ class Tokens:
         extra = self._extra(spec.get("boundObjectRef") or {}, namespace)
         if extra:
             user["extra"] = {f"{_EXTRA}{key}": [value] for key, value in extra.items()}
-        token = secrets.token_urlsafe(24)
-        self._users[token] = user
-        return token
+        text = json.dumps([user, secrets.token_hex(8)])
+        payload = base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+        return f"{payload}.{self._signature(payload)}"
+
+    def _signature(self, payload: str) -> str:
+        return hmac.new(self._secret, payload.encode(), hashlib.sha256).hexdigest()
+
+    def _read(self, token: str) -> Raw | None:
+        payload, _, signature = token.partition(".")
+        if not hmac.compare_digest(signature.encode(), self._signature(payload).encode()):
+            return None
+        try:
+            user, _ = json.loads(base64.urlsafe_b64decode(f"{payload}=="))
+        except (binascii.Error, ValueError, TypeError):
+            return None
+        return user if isinstance(user, dict) else None
 
     def _extra(self, bound: Raw, namespace: str) -> dict[str, str]:
         name = str(bound.get("name", ""))
@@ -48,11 +75,11 @@ class Tokens:
         return found
 
     def __contains__(self, token: str) -> bool:
-        return token in self._users
+        return self._read(token) is not None
 
     def user(self, token: str) -> Raw:
         """Return ``userInfo`` of a bearer token; who has none of ours is an administrator."""
-        return self._users.get(token, ADMINISTRATOR)
+        return self._read(token) or ADMINISTRATOR
 
 
 def token_request(body: Any, namespace: str, name: str, token: str, now: str) -> Raw:

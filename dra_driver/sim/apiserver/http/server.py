@@ -217,12 +217,17 @@ class ApiServer:
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
-    def kubeconfig(self) -> Raw:
-        """Return a kubeconfig as data."""
+    def kubeconfig(self, account: tuple[str, str] | None = None) -> Raw:
+        """Return a kubeconfig as data.
+
+        Args:
+            account: namespace and name of the service account whose it is; if None, an administrator's.
+        """
         cluster: Raw = {"server": self.url}
         if self._tls is not None:
             cluster["insecure-skip-tls-verify"] = True
-        user: Raw = {"token": self._token} if self._token else {}
+        token = self._token if account is None else self._handlers.token_of(*account)
+        user: Raw = {"token": token} if token else {}
         return {
             "apiVersion": "v1",
             "kind": "Config",
@@ -234,8 +239,12 @@ class ApiServer:
             "current-context": "sim",
         }
 
-    def write_kubeconfig(self, path: Path) -> None:
+    def write_kubeconfig(self, path: Path, account: tuple[str, str] | None = None) -> None:
         """Write a kubeconfig that only its owner can read, in one step.
+
+        Args:
+            path: of the file.
+            account: as in ``kubeconfig``.
 
         Raises:
             ConfigurationError: the file cannot be written.
@@ -244,7 +253,7 @@ class ApiServer:
         try:
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(descriptor, "w") as f:
-                yaml.safe_dump(self.kubeconfig(), f, sort_keys=False)
+                yaml.safe_dump(self.kubeconfig(account), f, sort_keys=False)
             temporary.replace(path)
         except OSError as e:
             temporary.unlink(missing_ok=True)
