@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import yaml
 
+from dra_driver.api.names import GRANTS
 from dra_driver.errors import ConfigurationError
 from dra_driver.sim.apiserver.writing.admission import STAND_INS
 from dra_driver.sim.faults import FaultPlan
@@ -18,6 +19,9 @@ from dra_driver.sim.faults import parse as parse_faults
 
 __all__ = ["deploy_directory", "own_manifests", "read_plan"]
 
+_POLICIES: Final = (*STAND_INS, GRANTS)
+# There is no authorization.
+_RIGHTS: Final = ("Role", "RoleBinding")
 # libyaml's is ten times as fast, where this build of PyYAML has it.
 _Loader: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -39,19 +43,27 @@ def deploy_directory(part: str) -> Path:
     )
 
 
-def own_manifests() -> list[dict[str, Any]]:
+def own_manifests(*, open_pools: bool = False) -> list[dict[str, Any]]:
     """Return our CRDs, DeviceClasses and the gate's policy, as an administrator would install them.
 
-    Validating policies are left out: they are about accounts that the components of the embedded cluster do
-    not have, and a test that makes claims with tolerations must be able to.
+    Other policies are left out: they are about accounts that the components of the embedded cluster do not
+    have, and a test that makes claims with tolerations must be able to.
+
+    Args:
+        open_pools: whether everything is there that open pools need: the gate in every namespace, the account
+            of the controller, and the policy that keeps devices for it.
     """
-    manifests = deploy_directory("manifests")
+    manifests, optional = deploy_directory("manifests"), deploy_directory("optional")
     paths = [*sorted((manifests / "crds").glob("*.yaml")), manifests / "20-deviceclasses.yaml"]
     paths.append(manifests / "gate-policy" / "gating.yaml")
+    if open_pools:
+        paths += [manifests / "00-namespace.yaml", manifests / "10-rbac.yaml"]
+        paths += [optional / "open-pools" / "gating.yaml", optional / "open-pools" / "grants.yaml"]
     documents = [d for path in paths for d in _documents(path)]
-    nics = _documents(deploy_directory("optional") / "rdma.yaml")
-    documents += [d for d in nics if d["kind"] == "DeviceClass"]
-    return [d for d in documents if "AdmissionPolicy" not in d["kind"] or d["metadata"]["name"] in STAND_INS]
+    documents += [d for d in _documents(optional / "rdma.yaml") if d["kind"] == "DeviceClass"]
+    # What a later file says of an object counts, as when an administrator applies one after the other.
+    found = {(d["kind"], d["metadata"]["name"]): d for d in documents if not d["kind"].endswith(_RIGHTS)}
+    return [d for (kind, name), d in found.items() if "AdmissionPolicy" not in kind or name in _POLICIES]
 
 
 def _documents(path: Path) -> list[dict[str, Any]]:

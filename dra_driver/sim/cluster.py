@@ -28,7 +28,7 @@ import structlog
 import yaml
 
 from dra_driver.api.core import NODES
-from dra_driver.api.names import RDMA_DRIVER_NAME
+from dra_driver.api.names import RDMA_DRIVER_NAME, SYSTEM_NAMESPACE
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES, inventory_name
 from dra_driver.api.resource import RESOURCE_SLICES, ResourceSlice
 from dra_driver.discovery.simulated import layout as simulated_layout
@@ -58,6 +58,7 @@ T = TypeVar("T")
 
 POLL = 0.03
 ADMIN_AGENT = "dra-driver-demo"
+CONTROLLER_ACCOUNT = (SYSTEM_NAMESPACE, "dra-driver-controller")
 
 
 class ClusterFailed(DraError):
@@ -121,7 +122,8 @@ class EmbeddedCluster:
         self.server = server = ApiServer(kubernetes=self.config.kubernetes, gates=self.config.gates)
         server.set_pod_log(self._pod_log)
         server.registry.collected = GarbageCollector.KINDS
-        await server.install([*assets.own_manifests(), *self.config.manifests])
+        own = assets.own_manifests(open_pools=self.config.opens_pools)
+        await server.install([*own, *self.config.manifests])
         await server.start()
         self._stack.push_async_callback(server.stop)
         server.write_kubeconfig(self.kubeconfig)
@@ -275,10 +277,16 @@ class EmbeddedCluster:
         )
 
     def _controller_command(self) -> tuple[str, ...]:
+        kubeconfig, opens = self.kubeconfig, self.config.opens_pools
+        if opens:
+            # The policy that keeps devices for the controller knows it by its account.
+            kubeconfig = self.root / "controller.kubeconfig"
+            self.server.write_kubeconfig(kubeconfig, CONTROLLER_ACCOUNT)
         return dra_driver_command(
             "controller",
-            f"--kubeconfig={self.kubeconfig}",
+            f"--kubeconfig={kubeconfig}",
             *(f"--driver-name={name}" for name in self.config.drivers),
+            *(["--open-pools"] if opens else []),
             f"--allocator={self.config.allocator}",
             "--no-leader-elect",
             f"--log-level={self.config.log_level}",

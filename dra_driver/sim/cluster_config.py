@@ -51,6 +51,7 @@ class ClusterConfig:
         allocator: ``controller`` or ``scheduler``.
         kubelet: delays of the kubelets.
         run_controller: whether to start the controller; tests may bring their own.
+        open_pools: whether its pools are open, as those of an installation are; it has its account then.
         log_level: log level of the child processes.
         plugin_flags: further flags of the node agents of GPUs, on nodes with simulated ones.
         controller_flags: further flags of the controller.
@@ -66,6 +67,7 @@ class ClusterConfig:
     allocator: str = "controller"
     kubelet: KubeletSettings = field(default_factory=KubeletSettings.quick)
     run_controller: bool = True
+    open_pools: bool = True
     log_level: str = "info"
     plugin_flags: tuple[str, ...] = ()
     controller_flags: tuple[str, ...] = ()
@@ -78,6 +80,11 @@ class ClusterConfig:
     def nodes(self) -> tuple[NodeConfig, ...]:
         """The nodes, in order."""
         return tuple(NodeConfig(p) if isinstance(p, str) else p for p in self.profiles)
+
+    @property
+    def opens_pools(self) -> bool:
+        """Whether pools are to be open: without a controller nobody would take the gate off pods."""
+        return self.open_pools and self.run_controller
 
     @property
     def drivers(self) -> tuple[str, ...]:

@@ -29,7 +29,8 @@ from dra_driver.sim.faults import FaultPlan
 __all__ = ["Demo", "DemoOptions"]
 
 SETTLE_SECONDS = 120.0
-QUIET_SECONDS = 10.0
+# Longer than a controller takes that starts, until it allocates from open pools.
+QUIET_SECONDS = 20.0
 CLEAN_SECONDS = 120.0
 
 

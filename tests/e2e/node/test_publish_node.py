@@ -42,12 +42,13 @@ async def handed_over(cluster: Cluster, node: str, *, by_node: bool) -> None:
         inventory = await cluster.api.get(DEVICE_INVENTORIES, f"{node}.{DEFAULT_DRIVER_NAME}")
         slices = await slices_of(cluster, node)
         tainted = {t.key == CONTROLLER_TAINT for s in slices for d in s.spec.devices for t in d.taints}
+        allocator = inventory.status.publication.allocator
         return (
             inventory.spec.publisher == ("node" if by_node else "")
-            and inventory.status.publication.allocator == ("controller" if protected else "scheduler")
+            and allocator in (("controller", "open") if protected else ("scheduler",))
             and {s.metadata.name for s in slices} == set(inventory.status.publication.slices)
             and bool(slices)
-            and (True in tainted) is protected
+            and (True in tainted) is (allocator == "controller")
         )
 
     await eventually(f"the pool of {node} to change hands", done)

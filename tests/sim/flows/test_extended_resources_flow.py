@@ -101,7 +101,8 @@ def test_a_pod_that_finds_no_devices_waits_without_a_claim_and_gets_those_that_c
         async def refused() -> str | None:
             pod = await support.pod(cluster, "second")
             conditions = pod.status.conditions if pod is not None else ()
-            return next((str(c.get("message")) for c in conditions if c.get("status") == "False"), None)
+            said = {c.get("reason"): str(c.get("message")) for c in conditions if c.get("status") == "False"}
+            return said.get("Unschedulable")
 
         assert "cannot allocate all claims" in await cluster.wait_for("the refusal", refused)
         assert len(await support.claims(cluster)) == 1
@@ -143,4 +144,4 @@ def test_our_taint_keeps_the_scheduler_from_pools_that_the_controller_allocates(
         assert waiting.status.phase == "Pending"
         assert not waiting.spec.node_name
 
-    support.run(scenario)
+    support.run(scenario, support.config(open_pools=False))

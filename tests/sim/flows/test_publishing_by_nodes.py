@@ -124,23 +124,26 @@ def test_slices_that_somebody_deletes_come_back_and_those_of_others_stay() -> No
     support.run(scenario, by_nodes)
 
 
-def test_a_node_changes_hands_in_both_directions() -> None:
+@pytest.mark.parametrize("opens", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_a_node_changes_hands_in_both_directions(opens: bool) -> None:
+    ours = "open" if opens else "controller"
+
     async def scenario(cluster: EmbeddedCluster) -> None:
-        async def handed(mode: str, taint: bool) -> bool:
+        async def handed(mode: str, allocator: str) -> bool:
             inventory = await support.inventory(cluster, only(cluster))
             slices = await pool(cluster)
             return (
                 inventory.spec.publisher == mode
-                and inventory.status.publication.allocator == ("controller" if taint else "scheduler")
+                and inventory.status.publication.allocator == allocator
                 and bool(slices)
-                and tainted(slices) == taint
+                and tainted(slices) == (allocator == "controller")
             )
 
-        assert await handed("", True)
+        await cluster.wait_for("the pool to be the controller's", lambda: handed("", ours))
         await support.apply(cluster, support.TEMPLATE, support.gpu_pod("one"))
         await support.phase(cluster, "one", "Running")
         await restarted(cluster, by_node=True)
-        await cluster.wait_for("the node to publish", lambda: handed("node", False))
+        await cluster.wait_for("the node to publish", lambda: handed("node", "scheduler"))
 
         async def left_alone() -> bool:
             conditions = (await support.inventory(cluster, only(cluster))).status.conditions
@@ -150,11 +153,11 @@ def test_a_node_changes_hands_in_both_directions() -> None:
         await support.apply(cluster, support.gpu_pod("two"))
         await support.phase(cluster, "two", "Running")
         await restarted(cluster, by_node=False)
-        await cluster.wait_for("the controller to publish", lambda: handed("", True))
+        await cluster.wait_for("the controller to publish", lambda: handed("", ours))
         await support.apply(cluster, support.gpu_pod("three"))
         await support.phase(cluster, "three", "Running")
 
-    support.run(scenario, support.config())
+    support.run(scenario, support.config(open_pools=opens))
 
 
 def test_what_is_asked_of_the_server_is_of_the_own_node_and_pool() -> None:

@@ -7,18 +7,13 @@ from typing import Any
 
 import cluster_support as support
 import pytest
-import yaml
-from policy_world import CONTROLLER_ACCOUNT
-from real_apiserver import bound_token
 
-from dra_driver.api.core import CONFIG_MAPS, EVENTS, NAMESPACES
-from dra_driver.api.names import ALLOCATOR_LABEL, DEFAULT_DRIVER_NAME, GRANTS, SYSTEM_NAMESPACE
+from dra_driver.api.core import CONFIG_MAPS, EVENTS
+from dra_driver.api.names import DEFAULT_DRIVER_NAME, GRANTS, SYSTEM_NAMESPACE
 from dra_driver.api.own.policy import DEVICE_POLICIES
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_SLICES
-from dra_driver.errors import Conflict
 from dra_driver.kube import KubeApi
 from dra_driver.ownership import Grants, bare_devices
-from dra_driver.sim.assets import deploy_directory
 from dra_driver.sim.cluster import EmbeddedCluster
 
 pytestmark = pytest.mark.sim
@@ -29,15 +24,6 @@ CUT = {
     "kind": "DevicePolicy",
     "metadata": {"name": "cut"},
     "spec": {"partitions": {"profiles": ["1g.10gb", "2g.20gb"]}},
-}
-COLLECTIONS = {
-    "ConfigMap": f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/configmaps",
-    "MutatingAdmissionPolicy": "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies",
-    "ValidatingAdmissionPolicy": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
-    "ResourceClaim": f"/apis/resource.k8s.io/v1/namespaces/{SYSTEM_NAMESPACE}/resourceclaims",
-    "ValidatingAdmissionPolicyBinding": (
-        "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
-    ),
 }
 
 
@@ -51,41 +37,9 @@ def asking(name: str, amount: int) -> dict[str, Any]:
 
 
 async def prepare(cluster: EmbeddedCluster) -> None:
-    """Install what open pools need, and have the class serve an extended resource."""
-    assert isinstance(cluster.api, KubeApi)
-    try:
-        await cluster.api.create(NAMESPACES, {"metadata": {"name": SYSTEM_NAMESPACE}})
-    except Conflict:
-        pass
-    folder = deploy_directory("optional") / "open-pools"
-    for path in (folder / "grants.yaml", folder / "gating.yaml"):
-        for body in yaml.safe_load_all(path.read_text(encoding="utf-8")):
-            collection, name = COLLECTIONS[body["kind"]], body["metadata"]["name"]
-            query = "?fieldManager=test&force=true"
-            apply = "application/apply-patch+yaml"
-            await cluster.api._call("PATCH", f"{collection}/{name}{query}", body=body, content_type=apply)
-    labels = {"metadata": {"labels": {ALLOCATOR_LABEL: "controller"}}}
-    await cluster.api.merge_patch(NAMESPACES, "default", labels)
+    """Have the class serve an extended resource."""
     patch = {"spec": {"extendedResourceName": GPU}}
     await cluster.api.merge_patch(DEVICE_CLASSES, DEFAULT_DRIVER_NAME, patch)
-
-
-async def start_controller(cluster: EmbeddedCluster) -> None:
-    """Start the controller anew, with its account: the policy refuses allocations by all others."""
-    await cluster.controller.stop()
-    assert isinstance(cluster.api, KubeApi)
-    await cluster.api._call(
-        "POST",
-        f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/serviceaccounts",
-        body={"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": CONTROLLER_ACCOUNT}},
-    )
-    config = cluster.server.kubeconfig()
-    config["users"][0]["user"]["token"] = await bound_token(cluster.api, SYSTEM_NAMESPACE, CONTROLLER_ACCOUNT)
-    path = cluster.root / "controller.kubeconfig"
-    path.write_text(yaml.safe_dump(config), encoding="utf-8")
-    command = (a.replace(str(cluster.kubeconfig), str(path)) for a in cluster._controller_command())
-    cluster.controller = cluster._process("controller", (*command, "--open-pools"))
-    await cluster.start_process(cluster.controller)
 
 
 async def opened(cluster: EmbeddedCluster) -> None:
@@ -106,7 +60,6 @@ async def granted(cluster: EmbeddedCluster) -> bool:
 def test_extended_resources_are_served_by_the_scheduler_and_claims_by_the_controller() -> None:
     async def scenario(cluster: EmbeddedCluster) -> None:
         await prepare(cluster)
-        await start_controller(cluster)
         await opened(cluster)
         await support.apply(cluster, support.TEMPLATE, asking("extended", 2))
         found = await support.phase(cluster, "extended", "Running")
@@ -137,7 +90,6 @@ def test_parts_of_a_cut_gpu_are_granted_beside_those_that_the_controller_allocat
     async def scenario(cluster: EmbeddedCluster) -> None:
         assert isinstance(cluster.api, KubeApi)
         await prepare(cluster)
-        await start_controller(cluster)
         await cluster.api.create(DEVICE_POLICIES, CUT)
         expression = (
             f'device.driver == "{DEFAULT_DRIVER_NAME}" && '

@@ -15,9 +15,8 @@ from nonempty import nonempty
 from controller.allocate.decide import report_of
 from dra_driver.api.core import NAMESPACES, PODS
 from dra_driver.api.names import ALLOCATOR_LABEL, GROUP_LABEL, GROUP_SIZE_LABEL
+from dra_driver.api.own.inventory import DEVICE_INVENTORIES
 from dra_driver.api.own.policy import DEVICE_POLICIES
-from dra_driver.api.resource import RESOURCE_SLICES
-from dra_driver.ownership import bare_devices
 from dra_driver.sim.cluster import EmbeddedCluster
 from dra_driver.sim.cluster_config import NodeConfig
 
@@ -96,8 +95,8 @@ def test_pods_run_on_nodes_that_are_added_for_them(spec: dict[str, Any], protect
         async with autoscaler(cluster):
             for name in names:
                 await support.phase(cluster, name, "Running")
-        slices = (await cluster.api.list(RESOURCE_SLICES)).items
-        assert {not bare_devices(s) for s in slices if s.spec.devices} == {protected}
+        inventories = (await cluster.api.list(DEVICE_INVENTORIES)).items
+        assert {i.status.publication.allocator for i in inventories} == {"open" if protected else "scheduler"}
         assert len(cluster.nodes) == 2
         found = await cluster.api.get(PODS, "other", "default")
         if protected:
