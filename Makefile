@@ -78,7 +78,7 @@ proto-check: $(STAMP)
 crash-test: $(STAMP) ## kills node agents at every durable step, and plays reboots, hangs and other faults; prints runs, kills, leaks
 	@$(VENV_BIN)/python tests/crash/crash_test.py $(ARGS)
 
-fault-test: $(STAMP) ## N (200) random fault schedules from SEED (1) on the embedded API server, also with OPEN_POOLS=on or PREEMPTION=on; prints violations
+fault-test: $(STAMP) ## N (200) random fault schedules from SEED (1) on the embedded API server, also with POOLS=tainted or PREEMPTION=on; prints violations
 	@$(VENV_BIN)/python tests/faults/fault_test.py --schedules $(or $(N),200) --seed $(or $(SEED),1) $(ARGS)
 
 stop-test: $(STAMP) ## N (100) times SIGSTOP and SIGCONT of leading controllers at work; prints writes, refusals, double allocations

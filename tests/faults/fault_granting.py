@@ -1,13 +1,13 @@
-"""Random fault schedules with open pools, of which devices are granted to kube-scheduler (``OPEN_POOLS=on``).
+"""Random fault schedules in open pools: what the chart installs by default.
 
 Besides the pods of every schedule there are pods with extended resources, and claims that have a NIC of
-another driver as well; some have no gate, so that kube-scheduler tries them with whatever it sees. It writes
-late, also after a pool has changed hands; the API server refuses it by the policy that the chart installs.
-Invariants, besides those of every schedule:
+another driver as well, which kube-scheduler allocates by grants; some pods have no gate. kube-scheduler is
+later than anything is waited for; the API server evaluates the policy that the chart installs. Invariants,
+besides those of every schedule:
 
-* the controller allocates nothing that is granted (at every write);
-* kube-scheduler allocates nothing of an open pool that is not granted (at every write);
-* in the end nothing is granted, every pool of the controller is open, and every pod that fits runs.
+* the controller allocates nothing that is granted, nor what excludes that; others nothing that is neither
+  granted nor kube-scheduler's (at every write);
+* in the end nothing is granted, all pools of the controller are open, and every pod that fits runs.
 """
 
 from __future__ import annotations
@@ -21,18 +21,14 @@ from typing import Any
 
 import builders
 import msgspec
-import yaml
-from fault_world import ANY_CLASS, CLASS, DRIVER, NODE_NAMES, NS, QUICK, SETTINGS, Scenario
+from fault_world import ANY_CLASS, CLASS, DRIVER, NODE_NAMES, NS, POLICIES, QUICK, SETTINGS, Scenario
 from gate_files import WITHOUT_GATE, gate_documents
 from grant_audit import GrantAudit
 from kubelet_fakes import FakePlugin
-from manifest_files import documents
-from real_apiserver import bound_token
 
 from controller.config import ControllerConfig
 from dra_driver.api.core import NODES, PODS, Pod
 from dra_driver.api.meta import DriverName
-from dra_driver.api.names import SYSTEM_NAMESPACE
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_SLICES, ResourceClaim
 from dra_driver.errors import ApiUnavailable, DraError, NotFound
 from dra_driver.kube import KubeApi
@@ -45,6 +41,7 @@ from dra_driver.resourceclaim import (
     shares,
 )
 from dra_driver.sim import assets
+from dra_driver.sim.cluster import CONTROLLER_ACCOUNT
 from dra_driver.sim.controlplane.scheduler import Scheduler
 from dra_driver.sim.kubelet import NodeLayout
 
@@ -53,26 +50,27 @@ __all__ = ["GrantingScenario"]
 OTHER = DriverName("nic.example.com")
 RESOURCE = "example.com/gpu"
 ROOT = "resource.kubernetes.io/pcieRoot"
-ACCOUNT = "dra-driver-controller"
 NICS = 4
 LATEST_SECONDS = 11.0
-"""By which kube-scheduler is late at most."""
-TIMINGS = replace(QUICK, drain=1.5, closing=0.2)
+"""By which kube-scheduler is late at most. What it writes then is refused, however late it is."""
+# Longer than what an earlier process may have under way, as at other times.
+TIMINGS = replace(QUICK, closing=1.5)
 
 
 class GrantingScenario(Scenario):
-    """A cluster with open pools."""
+    """A cluster whose pools are open."""
 
     seconds = 9.0
     kills = 2
     pause = (0.3, 2.5)
+    # In a pool that has become its own, the stand-in for kube-scheduler may decide twice on one device.
+    policies = tuple(policy for policy in POLICIES if policy is None or "allocator" not in policy)
     open_pools = True
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self._audit = GrantAudit(self.server.store, DRIVER, "controller")
         self._scheduler: Scheduler | None = None
-        self._late = False
 
     # --- the cluster ----------------------------------------------------------------------------------------
 
@@ -85,19 +83,10 @@ class GrantingScenario(Scenario):
     def more_manifests(self) -> list[dict[str, Any]]:
         spec = {**ANY_CLASS["spec"], "extendedResourceName": RESOURCE}
         nic = {**builders.device_class("nic", f'device.driver == "{OTHER}"'), "kind": "DeviceClass"}
-        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM_NAMESPACE}}
-        account = {
-            "apiVersion": "v1",
-            "kind": "ServiceAccount",
-            "metadata": {"name": ACCOUNT, "namespace": SYSTEM_NAMESPACE},
-        }
-        path = assets.deploy_directory("optional") / "open-pools" / "grants.yaml"
         return [
             {**ANY_CLASS, "spec": spec},
             {"apiVersion": "resource.k8s.io/v1", **nic},
-            namespace,
-            account,
-            *documents(path),
+            *assets.own_manifests(open_pools=True),
             *gate_documents(),
         ]
 
@@ -108,10 +97,7 @@ class GrantingScenario(Scenario):
     async def more_parts(self) -> None:
         for name in NODE_NAMES:
             self.add(f"nic {name}", functools.partial(self._run_nic, name))
-        token = await bound_token(self.api, SYSTEM_NAMESPACE, ACCOUNT)
-        config = self.server.kubeconfig()
-        config["users"][0]["user"] = {"token": token}
-        self.kubeconfig_of_controller().write_text(yaml.safe_dump(config), encoding="utf-8")
+        self.server.write_kubeconfig(self.kubeconfig_of_controller(), CONTROLLER_ACCOUNT)
 
     async def _run_nic(self, name: str) -> None:
         """Run the other driver's plugin, which publishes its slice whenever it is gone."""
@@ -148,7 +134,6 @@ class GrantingScenario(Scenario):
     # --- what happens ---------------------------------------------------------------------------------------
 
     async def disturb(self) -> None:
-        self._late = True
         async with asyncio.TaskGroup() as group:
             late = group.create_task(self._be_late())
             try:
@@ -219,12 +204,21 @@ class GrantingScenario(Scenario):
         yield from self._audit.look()
         result, audit = self.result, self._audit
         result.granted, result.taken, result.refused = audit.granted, audit.taken, audit.refused
-        result.own = audit.own
+        result.own, result.longest = audit.own, audit.longest
 
     def unsettled(self) -> Iterator[str]:
-        yield from super().unsettled()
-        for key, devices in self._audit.grants().devices.items():
-            yield f"{sorted(name for _, name in devices)} are granted to {key}"
+        for text in super().unsettled():
+            if not any(text.startswith(f"pod {name} fits on ") for name in self._refused()):
+                yield text
+        for holder in self._audit.left():
+            yield f"something is granted to {holder}"
+
+    def _refused(self) -> Iterator[str]:
+        """Yield pods for which devices that are shared are not granted, although they fit (decision 11)."""
+        for pod in self.server.store.list(PODS, NS):
+            messages = (str(c.get("message")) for c in pod.status.conditions)
+            if any("could get more shares of" in message for message in messages):
+                yield pod.metadata.name
 
     def claims_of(self, pod: Pod) -> list[ResourceClaim] | None:
         """Return the claims of a pod, with the one for extended resources that is to come."""

@@ -2,8 +2,7 @@
 
 Prints what was done and found; the exit status is 0 only if no invariant was violated. What a failed schedule
 did is written to ``build/fault-test/SEED.log``; ``SEED=… N=1`` plays it again (not to the letter: time and
-the machine have their part in it). With ``OPEN_POOLS=on`` pools are open, and devices are granted to
-kube-scheduler.
+the machine have their part in it). Pools are open, as by default; ``POOLS=tainted`` has them tainted.
 """
 
 from __future__ import annotations
@@ -26,8 +25,9 @@ from fault_granting import GrantingScenario
 from fault_world import Result, Scenario, play, quiet_logs
 
 LOGS = Path("build/fault-test")
-# Whether pools are open: a run of its own (OPEN_POOLS=on).
-SCENARIO = GrantingScenario if os.environ.get("OPEN_POOLS") == "on" else Scenario
+# What keeps kube-scheduler from the controller's devices; each is a run of its own.
+SCENARIOS: dict[str, type[Scenario]] = {"open": GrantingScenario, "tainted": Scenario}
+SCENARIO = SCENARIOS[os.environ.get("POOLS") or "open"]
 
 
 async def _all(seeds: Sequence[int], side_by_side: int) -> list[Result]:
@@ -69,9 +69,9 @@ def main() -> int:
         f"schedules {len(results)}, faults injected {sum(r.faults for r in results)} "
         f"(of them kills {sum(r.kills for r in results)}), writes {sum(r.writes for r in results)}, "
         f"claims {sum(r.claims for r in results)}, victims {sum(r.victims for r in results)}, "
-        f"granted {sum(r.granted for r in results)} (devices allocated by kube-scheduler "
+        f"grants {sum(r.granted for r in results)} (devices allocated by them "
         f"{sum(r.taken for r in results)}, by the controller {sum(r.own for r in results)}; "
-        f"refused {sum(r.refused for r in results)}), "
+        f"longest {max(r.longest for r in results):.0f} s; refused {sum(r.refused for r in results)}), "
         f"given out: {', '.join(forms)}; "
         f"violations {violations}; {time.monotonic() - start:.0f} s"
     )

@@ -222,6 +222,7 @@ class Result:
     taken: int = 0
     own: int = 0
     refused: int = 0
+    longest: float = 0.0
     forms: set[str] = field(default_factory=set)
     log: deque[str] = field(default_factory=lambda: deque(maxlen=4000))
     state: list[str] = field(default_factory=list)

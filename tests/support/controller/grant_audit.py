@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
+from dra_driver.api import codec
 from dra_driver.api.core import CONFIG_MAPS, PODS
 from dra_driver.api.meta import DriverName, PoolName
 from dra_driver.api.names import GRANTS, SYSTEM_NAMESPACE
-from dra_driver.api.own.inventory import DEVICE_INVENTORIES
-from dra_driver.api.resource import RESOURCE_CLAIMS
-from dra_driver.ownership import AllocatorRecord, Grants, PoolID, pool_of_inventory, recorded_allocator
+from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES, ResourceClaim
+from dra_driver.ownership import Grants, PoolID, grant_key, pool_of_slice, units
 from dra_driver.sim.apiserver.storage.store import Event, Store
 
 __all__ = ["GrantAudit"]
 
+_REFUSED = "these devices are allocated by the controller of dra-driver"
+
 
 class GrantAudit:
-    """Looks for allocations by the controller of what is granted, and by others of what is not.
+    """Looks for allocations by the controller of what it has granted, and by others of what it has not.
 
     Args:
         store: of the API server.
@@ -25,10 +28,11 @@ class GrantAudit:
         controller: ``User-Agent`` of the controller.
 
     Attributes:
-        granted: how many grants to claims there were.
-        taken: how many devices kube-scheduler has allocated of open pools.
+        granted: how many grants there were.
+        taken: how many devices kube-scheduler has allocated by a grant.
         own: how many devices the controller has allocated.
-        refused: how many pods kube-scheduler has reported because its write was refused.
+        refused: how many pods kube-scheduler has reported because it was refused.
+        longest: seconds for which a claim had a grant without a break, at most.
     """
 
     def __init__(self, store: Store, driver: DriverName, controller: str) -> None:
@@ -36,63 +40,76 @@ class GrantAudit:
         self._driver = driver
         self._controller = controller
         self._seen: dict[str, int] = {}
-        self._keys: frozenset[str] = frozenset()
+        self._since: dict[str, float] = {}
+        self._grants = Grants.of_data({})
         self.granted = self.taken = self.own = self.refused = 0
+        self.longest = 0.0
 
     def look(self) -> Iterator[str]:
         """Yield what is wrong since the last look."""
-        if list(self._new(CONFIG_MAPS)):
-            keys = frozenset(self.grants().devices)
-            self.granted += len(keys - self._keys)
-            self._keys = keys
+        # One write at a time: an allocation is judged by what the object said before it.
         for event in self._new(RESOURCE_CLAIMS):
             yield from self._allocation(event)
+        for event in self._new(CONFIG_MAPS):
+            if (event.new.key.namespace, event.new.key.name) == (SYSTEM_NAMESPACE, GRANTS):
+                self._note(Grants.of_data(event.new.raw.get("data") or {}))
         for event in self._new(PODS):
-            now, before = _why(event.new.raw), _why(event.old.raw if event.old is not None else {})
-            self.refused += now != before and f"'{GRANTS}'" in now
+            before = _why(event.old.raw) if event.old is not None else ""
+            self.refused += _REFUSED in _why(event.new.raw) and _why(event.new.raw) != before
 
-    def grants(self) -> Grants:
-        """Return what the object says."""
-        found = self._store.get(CONFIG_MAPS, GRANTS, SYSTEM_NAMESPACE)
-        return Grants.of_data((found.data if found is not None else None) or {})
+    def left(self) -> tuple[str, ...]:
+        """Return the claims and pods that have grants."""
+        return tuple(sorted(self._grants.devices))
 
     # --- inside ---------------------------------------------------------------------------------------------
 
     def _new(self, kind: Any) -> Iterator[Event]:
-        collection = self._store.collection(kind.group, kind.plural)
         seen = self._seen.get(kind.plural, 0)
         self._seen[kind.plural] = self._store.version
         found = []
-        for event in reversed(collection.events):
+        for event in reversed(self._store.collection(kind.group, kind.plural).events):
             if event.version <= seen:
                 break
             found.append(event)
         yield from reversed(found)
 
     def _allocation(self, event: Event) -> Iterator[str]:
-        if event.type == "DELETED" or (event.old is not None and _results(event.old.raw)):
+        if event.type == "DELETED" or not _results(event.new.raw):
+            return
+        if event.old is not None and _results(event.old.raw):
             return
         by_controller = _allocator(event.new.raw) == self._controller
-        granted = {device for devices in self.grants().devices.values() for device in devices}
+        key = grant_key(codec.convert(ResourceClaim, event.new.raw))
         for result in _results(event.new.raw):
             if result["driver"] != self._driver or result.get("adminAccess"):
                 continue
             pool, device = PoolID(self._driver, PoolName(result["pool"])), result["device"]
             if by_controller:
                 self.own += 1
-                if (pool, device) in granted:
-                    yield f"the controller has allocated {device} of {pool}, which is granted"
-            elif pool in self._open():
-                self.taken += 1
-                if (pool, device) not in granted:
-                    yield f"{device} of {pool}, which is open, was allocated without a grant"
+                for holder, other in self._excluded(pool, device):
+                    yield f"the controller has allocated {device} of {pool}; {other} is granted to {holder}"
+            elif not self._grants.admits(key, pool, device):
+                yield f"{device} of {pool} was allocated by others to {key}, which has no grant for it"
+            else:
+                self.taken += (pool, device) in self._grants.devices.get(key, frozenset())
 
-    def _open(self) -> set[PoolID]:
-        return {
-            pool_of_inventory(i)
-            for i in self._store.list(DEVICE_INVENTORIES)
-            if recorded_allocator(i.status.publication) is AllocatorRecord.OPEN
-        }
+    def _excluded(self, pool: PoolID, device: str) -> Iterator[tuple[str, str]]:
+        """Yield what is granted of the same unit, and to which claim."""
+        of_device = units(s for s in self._store.list(RESOURCE_SLICES) if pool_of_slice(s) == pool)
+        unit = of_device.get(device, device)
+        for holder, granted in self._grants.devices.items():
+            for of_pool, other in granted:
+                if of_pool == pool and of_device.get(other, other) == unit:
+                    yield holder, other
+
+    def _note(self, grants: Grants) -> None:
+        now, before = asyncio.get_running_loop().time(), self._grants
+        self._grants = grants
+        for key in grants.devices.keys() - before.devices.keys():
+            self._since[key] = now
+            self.granted += 1
+        for key in self._since.keys() - grants.devices.keys():
+            self.longest = max(self.longest, now - self._since.pop(key))
 
 
 def _results(claim: Any) -> list[dict[str, Any]]:

@@ -117,12 +117,12 @@ def test_what_is_too_long_for_every_change_runs_every_night_and_leaves_its_logs(
         {"target": "test-nightly"},
         {"target": "crash-test"},
         {"target": "fault-test"},
-        {"target": "fault-test", "open-pools": "on"},
+        {"target": "fault-test", "pools": "tainted"},
         {"target": "fault-test", "preemption": "on"},
         {"target": "attack"},
     ]
     (made,) = [s for s in tests["steps"] if s.get("run", "").startswith("make ")]
-    names = {"TARGET": "target", "OPEN_POOLS": "open-pools", "PREEMPTION": "preemption"}
+    names = {"TARGET": "target", "POOLS": "pools", "PREEMPTION": "preemption"}
     assert made["env"] == {name: f"${{{{ matrix.{key} }}}}" for name, key in names.items()}
     # A step that fails before a pipe fails the job.
     assert nightly["defaults"]["run"]["shell"] == "bash"
