@@ -7,7 +7,9 @@ claims of pods that are gone.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
@@ -22,6 +24,7 @@ from policy_world import COLLECTIONS, CONTROLLER_ACCOUNT, Accounts, create
 from real_apiserver import bound_token
 from scheduling_world import NAMESPACE, SchedulingWorld, scheduling_world
 
+from controller.admission.pki import with_new_authority
 from controller.config import Timings
 from dra_driver.api.core import CONFIG_MAPS, NAMESPACES, NODES, PODS
 from dra_driver.api.meta import DriverName
@@ -45,6 +48,7 @@ __all__ = [
     "ROOTS",
     "TIMINGS",
     "Beside",
+    "gating",
     "granting_beside",
 ]
 
@@ -362,15 +366,16 @@ class Beside:
 # --- the world ----------------------------------------------------------------------------------------------
 
 
-async def _gates(api: KubeApi) -> list[dict[str, Any]]:
-    """Return what sets the gate on this API server."""
+async def gating(api: KubeApi) -> list[dict[str, Any]]:
+    """Return what sets the gate in every namespace: the policy or, before Kubernetes 1.36, the webhook."""
     if MUTATING_POLICIES.plural in await api.served(ADMISSION_GROUP, "v1"):
         return gate_documents()
     found = documents(deploy_directory("optional") / "open-pools-before-1.36.yaml")
     (webhooks,) = (d for d in found if d["kind"] == MUTATING_WEBHOOKS.kind)
+    authority = base64.b64encode(with_new_authority(None, time.time()).bundle).decode("ascii")
     for webhook in webhooks["webhooks"]:
         # Nobody answers: the tests set the gate.
-        webhook["clientConfig"] = {"url": "https://127.0.0.1:1/gate"}
+        webhook["clientConfig"] = {"url": "https://127.0.0.1:1/gate", "caBundle": authority}
     return [webhooks]
 
 
@@ -393,7 +398,7 @@ async def _install(world: SchedulingWorld, *, extended: bool) -> str:
         for name in ("rbac", "grants", "account-policies", "kept")
         for d in documents(*folder.glob(f"*{name}.yaml"))
     }
-    for body in (*found.values(), *await _gates(api)):
+    for body in (*found.values(), *await gating(api)):
         namespace = body["metadata"].get("namespace", "")
         await create(api, kinds[body["kind"]].format(namespace=namespace), body)
     await create(api, f"/api/v1/namespaces/{SYSTEM}/pods", pod(LEADER, SYSTEM, CONTROLLER_ACCOUNT))
