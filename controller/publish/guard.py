@@ -145,7 +145,7 @@ class GuardKeeper:
 
     async def _problem(self) -> str:
         """Read what is installed; return why it does not keep devices, empty if it should."""
-        install = "install it with the chart, or from deploy/optional/open-pools"
+        install = "install it with the chart, or from deploy/manifests/60-grants.yaml"
         before, self._version = self._version, ""
         try:
             found = await self._client.get(CONFIG_MAPS, GRANTS, self._namespace)

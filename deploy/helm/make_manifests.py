@@ -27,8 +27,8 @@ KUBE_VERSION = "1.36.0"
 
 PREEMPTION = ("controller.preemption=on", "controller.preemptionViolatesBudgets=true")
 
-# Pools are open where every namespace has the gate.
-OPEN_POOLS = ("admissionPolicies.gateNamespaces=all",)
+# Where the webhooks are not installed, which need a command of the administrator, a policy sets the gate.
+GATE_POLICY = ("webhooks.enabled=false",)
 
 # Nothing here may be secret, nor another at each rendering.
 EXTERNAL = ("webhooks.certificates=external",)
@@ -45,24 +45,16 @@ MANIFESTS: Mapping[str, tuple[str, Sequence[str]]] = {
     "manifests/50-admission.yaml": ("webhooks.yaml", EXTERNAL),
     "manifests/60-account-policies.yaml": ("account-policies.yaml", ()),
     "manifests/60-networkpolicy.yaml": ("networkpolicy.yaml", ()),
+    "manifests/60-grants.yaml": ("grants.yaml", ()),
     "manifests/70-kept.yaml": ("kept.yaml", ()),
     "manifests/60-admission-policies.yaml": ("admission-policies.yaml", ()),
     # Only API servers from 1.36 on take it: elsewhere a webhook sets the gate.
-    "manifests/gate-policy/gating.yaml": ("gate-policy.yaml", ()),
+    "manifests/gate-policy/gating.yaml": ("gate-policy.yaml", GATE_POLICY),
+    "optional/labelled-namespaces.yaml": ("gate-policy.yaml", ("admissionPolicies.gateNamespaces=labelled",)),
     "optional/webhooks.yaml": ("webhook-configurations.yaml", EXTERNAL),
-    "optional/webhooks-before-1.36.yaml": ("webhook-configurations.yaml", (*EXTERNAL, f"{CAPACITY}=false")),
     "optional/refuse-dropped-capacity.yaml": (
         "webhook-configurations.yaml",
         (*EXTERNAL, f"{CAPACITY}=true"),
-    ),
-    "optional/open-pools/rbac.yaml": ("rbac.yaml", OPEN_POOLS),
-    "optional/open-pools/account-policies.yaml": ("account-policies.yaml", OPEN_POOLS),
-    "optional/open-pools/gating.yaml": ("gate-policy.yaml", OPEN_POOLS),
-    "optional/open-pools/kept.yaml": ("kept.yaml", OPEN_POOLS),
-    "optional/open-pools/grants.yaml": ("grants.yaml", OPEN_POOLS),
-    "optional/open-pools-before-1.36.yaml": (
-        "webhook-configurations.yaml",
-        (*EXTERNAL, f"{CAPACITY}=false", *OPEN_POOLS),
     ),
     "optional/preemption/rbac.yaml": ("rbac.yaml", PREEMPTION),
     "optional/preemption/policies.yaml": ("account-policies.yaml", PREEMPTION),
@@ -70,35 +62,29 @@ MANIFESTS: Mapping[str, tuple[str, Sequence[str]]] = {
     "optional/publish-node.yaml": ("publish-node.yaml", ("publish=node", "allocator=scheduler")),
 }
 # What another file has already, as the same template with these values.
-BESIDE: Mapping[str, Sequence[str]] = {"optional/refuse-dropped-capacity.yaml": EXTERNAL}
-# What is for another Kubernetes.
-KUBE_VERSIONS: Mapping[str, str] = {
-    "optional/webhooks-before-1.36.yaml": "1.35.0",
-    "optional/open-pools-before-1.36.yaml": "1.35.0",
+BESIDE: Mapping[str, Sequence[str]] = {
+    "optional/refuse-dropped-capacity.yaml": EXTERNAL,
+    "optional/labelled-namespaces.yaml": GATE_POLICY,
 }
 # What stands before the rendering, where something is to be said.
 HEADS: Mapping[str, str] = {
-    "optional/open-pools-before-1.36.yaml": """\
-# The webhooks for open pools, in place of webhooks-before-1.36.yaml and beside open-pools: they set the gate
-# in every namespace.
-#     kubectl apply -f deploy/optional/open-pools -f deploy/optional/open-pools-before-1.36.yaml
-#     dra-driver certificates
-""",
-    "optional/webhooks-before-1.36.yaml": """\
-# The webhooks, in place of webhooks.yaml, for Kubernetes before 1.36: there a webhook sets the gate as well.
-#     kubectl apply -f deploy/optional/webhooks-before-1.36.yaml
-#     dra-driver certificates
-""",
     "optional/refuse-dropped-capacity.yaml": """\
-# Beside webhooks.yaml or webhooks-before-1.36.yaml, where the API server drops requests for capacity: before
-# Kubernetes 1.36 by default, and wherever its feature gate DRAConsumableCapacity is off.
+# Beside webhooks.yaml, where the API server drops requests for capacity: before Kubernetes 1.36 by default,
+# and wherever its feature gate DRAConsumableCapacity is off.
 #     kubectl apply -f deploy/optional/refuse-dropped-capacity.yaml
 #     dra-driver certificates
 # It fails closed: without the second command, and while no controller answers, no claim that asks for
 # capacity can be made, and no template for one. Others can.
 """,
+    "optional/labelled-namespaces.yaml": """\
+# The gate in labelled namespaces alone, after gate-policy, from Kubernetes 1.36 on. The controller's devices
+# are tainted then: take --open-pools out of its arguments, and remove what 60-grants.yaml has installed.
+#     kubectl apply -f deploy/optional/labelled-namespaces.yaml
+#     kubectl delete -f deploy/manifests/60-grants.yaml
+""",
     "optional/webhooks.yaml": """\
-# The webhooks. No account of the driver may tell the API server which authority to trust, so you do:
+# The webhooks, of which one gives pods the scheduling gate. No account of the driver may tell the API server
+# which authority to trust, so you do:
 #     kubectl apply -f deploy/optional/webhooks.yaml
 #     dra-driver certificates
 # Without the second command, which has your rights, the API server cannot call them, and lets objects pass.
@@ -106,15 +92,15 @@ HEADS: Mapping[str, str] = {
     "optional/publish-node.yaml": """\
 # For node agents that run with --publish=node: each publishes the ResourceSlices of its own node, and no
 # controller is needed. Whole devices, allocated by kube-scheduler; DevicePolicies need the controller.
-# The gate of gate-policy is not for them.
+# The gate is not for them, nor are open pools.
 #
 #   cd deploy/manifests
 #   kubectl apply -f 00-namespace.yaml -f crds -f 10-rbac.yaml -f 20-deviceclasses.yaml
 #   kubectl apply -f 40-kubelet-plugin.yaml -f 60-account-policies.yaml -f 60-admission-policies.yaml
 #   kubectl apply -f ../optional/publish-node.yaml
 #
-# with --publish=node among the arguments of the DaemonSet. Label no namespace with dra-driver.dev/allocator:
-# nobody would take the gate off the pods there.
+# with --publish=node among the arguments of the DaemonSet. Install nothing that sets the scheduling gate:
+# nobody would take it off pods.
 """,
     "optional/rdma.yaml": """\
 # RDMA NICs, published by the same binary under a second driver name:
@@ -125,14 +111,14 @@ HEADS: Mapping[str, str] = {
 }
 
 
-def render(helm: str, template: str, values: Sequence[str] = (), version: str = KUBE_VERSION) -> str:
+def render(helm: str, template: str, values: Sequence[str] = ()) -> str:
     """One template of the chart, comments and all.
 
     Raises:
         subprocess.CalledProcessError: Helm refuses; its words are on stderr.
     """
     command = [helm, "template", "dra-driver", str(CHART), "--namespace", NAMESPACE]
-    command += ["--kube-version", version, "--show-only", f"templates/{template}"]
+    command += ["--kube-version", KUBE_VERSION, "--show-only", f"templates/{template}"]
     for value in values:
         command += ["--set", value]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout  # noqa: S603
@@ -159,7 +145,7 @@ def manifests(helm: str) -> Iterator[tuple[Path, str]]:
     installed = {template for template, values in MANIFESTS.values() if not values}
     for name, (template, values) in MANIFESTS.items():
         head = f"# Made by `make manifests` from deploy/helm/dra-driver/templates/{template}.\n"
-        made = render(helm, template, values, KUBE_VERSIONS.get(name, KUBE_VERSION))
+        made = render(helm, template, values)
         if name in BESIDE or (values and template in installed):
             made = without(made, render(helm, template, BESIDE.get(name, ())))
         yield ROOT / "deploy" / name, head + HEADS.get(name, "") + plain(made)

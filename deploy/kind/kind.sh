@@ -108,18 +108,12 @@ EOF
 install() {
   need_kind; need_kubectl; need_cluster; need_venv
   say "installing the driver"
-  local without=() webhooks=webhooks.yaml capacity=()
-  # Served from 1.36 on; before that a webhook sets the gate.
-  if ! kubectl get --raw /apis/admissionregistration.k8s.io/v1 | grep -q '"MutatingAdmissionPolicy"'; then
-    without=(--without MutatingAdmissionPolicy --without MutatingAdmissionPolicyBinding)
-    webhooks=webhooks-before-1.36.yaml
-  fi
-  "$python" "$root/deploy/kind/render.py" --image "$IMAGE" --node-files "$state/node" "${without[@]}" \
-    >"$state/manifests.yaml"
+  local capacity=()
+  "$python" "$root/deploy/kind/render.py" --image "$IMAGE" --node-files "$state/node" >"$state/manifests.yaml"
   kubectl apply --server-side --force-conflicts --filename "$state/manifests.yaml"
   # Stored without its capacity, a claim would ask for any device.
   keeps_capacity || capacity=(--filename "$root/deploy/optional/refuse-dropped-capacity.yaml")
-  kubectl apply --filename "$root/deploy/optional/$webhooks" "${capacity[@]}"
+  kubectl apply --filename "$root/deploy/optional/webhooks.yaml" "${capacity[@]}"
   "$dra_driver" certificates
   kubectl --namespace dra-driver rollout status deployment/dra-driver-controller --timeout 180s
   kubectl --namespace dra-driver rollout status daemonset/dra-driver-kubelet-plugin --timeout 180s

@@ -58,7 +58,7 @@ RDMA_DRIVER_NAME: Final = "rdma.dra-driver.dev"
 NVIDIA_DRIVER_NAME: Final = "gpu.nvidia.com"
 SYSTEM_NAMESPACE: Final = "dra-driver"
 KUBE_SYSTEM: Final = "kube-system"
-"""Namespace of the control plane. Its pods and those of the driver never get the gate: it may need them itself."""
+"""Namespace of the control plane, whose pods never get the gate: taking it off may need them."""
 DEVICE_CLASSES: Final = ("gpu", "mig", "partition", "vf", "vfio", "nvidia", "amd", "intel")
 """DeviceClasses of an installation, by what stands before the driver's name; `gpu` has that name itself."""
 REQUEST_SHAPES: Final = "dra-driver-request-shapes"

@@ -11,15 +11,12 @@ from typing import Any, Final
 
 import yaml
 
-from dra_driver.api.names import GRANTS
 from dra_driver.errors import ConfigurationError
-from dra_driver.sim.apiserver.writing.admission import STAND_INS
 from dra_driver.sim.faults import FaultPlan
 from dra_driver.sim.faults import parse as parse_faults
 
 __all__ = ["deploy_directory", "own_manifests", "read_plan"]
 
-_POLICIES: Final = (*STAND_INS, GRANTS)
 # There is no authorization.
 _RIGHTS: Final = ("Role", "RoleBinding")
 # libyaml's is ten times as fast, where this build of PyYAML has it.
@@ -57,13 +54,13 @@ def own_manifests(*, open_pools: bool = False) -> list[dict[str, Any]]:
     paths = [*sorted((manifests / "crds").glob("*.yaml")), manifests / "20-deviceclasses.yaml"]
     paths.append(manifests / "gate-policy" / "gating.yaml")
     if open_pools:
-        paths += [manifests / "00-namespace.yaml", manifests / "10-rbac.yaml"]
-        paths += [optional / "open-pools" / "gating.yaml", optional / "open-pools" / "grants.yaml"]
-    documents = [d for path in paths for d in _documents(path)]
+        paths += [manifests / name for name in ("00-namespace.yaml", "10-rbac.yaml", "60-grants.yaml")]
+    else:
+        paths.append(optional / "labelled-namespaces.yaml")
+    documents = [d for path in paths for d in _documents(path) if not d["kind"].endswith(_RIGHTS)]
     documents += [d for d in _documents(optional / "rdma.yaml") if d["kind"] == "DeviceClass"]
-    # What a later file says of an object counts, as when an administrator applies one after the other.
-    found = {(d["kind"], d["metadata"]["name"]): d for d in documents if not d["kind"].endswith(_RIGHTS)}
-    return [d for (kind, name), d in found.items() if "AdmissionPolicy" not in kind or name in _POLICIES]
+    # Of an object that two files have, the later one counts, as when an administrator applies them.
+    return list({(d["kind"], d["metadata"]["name"]): d for d in documents}.values())
 
 
 def _documents(path: Path) -> list[dict[str, Any]]:

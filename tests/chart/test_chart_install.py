@@ -49,7 +49,8 @@ class Release:
 
 # By which the API server goes on following the Lease; see the template kept.yaml.
 KEPT = {
-    (kind, "dra-driver-follow-leases")
+    (kind, f"dra-driver-follow-{what}")
+    for what in ("leases", "configmaps")
     for kind in ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
 }
 
@@ -119,7 +120,10 @@ def test_notes_tell_what_to_do_next(release: Release) -> None:
         return text.partition("\nNOTES:\n")[2]
 
     plain = notes({})
-    assert "kubectl label namespace default dra-driver.dev/allocator=controller" in plain
+    label = "kubectl label namespace default dra-driver.dev/allocator=controller"
+    assert label not in plain
+    assert label in notes({"admissionPolicies": {"gateNamespaces": "labelled"}})
+    assert "kubectl describe deviceinventories" in plain
     assert "kubectl delete crd" in plain
     assert "kubeletPlugin.nvidia.mig" in plain
     assert "one controller only" not in plain
@@ -141,5 +145,7 @@ def test_notes_promise_the_controller_only_where_it_allocates(release: Release) 
     assert first({}).strip().endswith("claims are allocated by its controller.")
     assert first({"allocator": "scheduler"}).strip().endswith("claims are allocated by kube-scheduler.")
     release.server.registry.served = Served("1.35")
-    assert "by its controller where the feature gate\nDRADeviceTaints is on" in first({})
+    labelled = {"admissionPolicies": {"gateNamespaces": "labelled"}}
+    assert "by its controller where the feature gate\nDRADeviceTaints is on" in first(labelled)
+    assert first({}).strip().endswith("claims are allocated by its controller.")
     assert first({"allocator": "scheduler"}).strip().endswith("claims are allocated by kube-scheduler.")

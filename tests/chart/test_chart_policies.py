@@ -10,16 +10,18 @@ from chart_support import Chart, Object, named, of_kind
 from nonempty import nonempty
 
 from controller.admission.config import OBJECT_NAME
+from controller.admission.paths import GATE_WEBHOOK, NOT_GATED
 from controller.app import LEASE
 from controller.config import identity_of
 from controller.observe.node_labels import KEYS, annotation_of
 from dra_driver.api import codec, names
-from dra_driver.api.server.admission import ValidatingPolicy, ValidatingPolicyBinding
+from dra_driver.api.meta import ObjectMeta
+from dra_driver.api.server.admission import ValidatingPolicy, ValidatingPolicyBinding, Webhook
 from dra_driver.kube.fence import LEADER_POLICY
 from dra_driver.ownership import chosen
-from dra_driver.resourceclaim import guard_problem
+from dra_driver.resourceclaim import gating_of_webhook, guard_problem
 
-OPEN: dict[str, Any] = {"admissionPolicies": {"gateNamespaces": "all"}}
+LABELLED: dict[str, Any] = {"admissionPolicies": {"gateNamespaces": "labelled"}}
 ACCOUNTS = {
     "dra-driver-controller-slices",
     "dra-driver-controller-certificates",
@@ -54,19 +56,19 @@ def test_accounts_and_fence_are_policies_of_their_own(chart: Chart) -> None:
     everything = policies(chart.render())
     assert ACCOUNTS | {LEADER_POLICY} <= everything
     assert policies(chart.render({"admissionPolicies": {"accounts": False}})) == everything - ACCOUNTS
-    fenced = {LEADER_POLICY, "dra-driver-follow-leases"}
+    fenced = {LEADER_POLICY, f"{LEADER_POLICY}-grants", "dra-driver-follow-leases"}
     assert policies(chart.render({"admissionPolicies": {"fence": False}})) == everything - fenced
 
 
 def test_what_lets_the_api_server_follow_parameters_stays_and_refuses_nothing(chart: Chart) -> None:
     """Once the last policy with a kind of parameter has gone, it sees the parameters as they were then."""
-    for values in ({}, OPEN):
+    for values in ({}, LABELLED):
         objects = chart.render(values)
         every = of_kind(objects, "ValidatingAdmissionPolicy")
         kept = [o for o in every if o["metadata"]["name"].startswith("dra-driver-follow-")]
         kinds = [json.dumps(o["spec"]["paramKind"]) for o in kept]
         assert set(kinds) == {json.dumps(o["spec"]["paramKind"]) for o in every if "paramKind" in o["spec"]}
-        assert len(kinds) == len(set(kinds)) == 1 + bool(values)
+        assert len(kinds) == len(set(kinds)) == (1 if values is LABELLED else 2)
         for policy in kept:
             binding = named(objects, "ValidatingAdmissionPolicyBinding", policy["metadata"]["name"])
             for o in (policy, binding):
@@ -168,15 +170,16 @@ def test_drivers_are_those_of_the_values(chart: Chart) -> None:
 
 
 def test_nothing_of_open_pools_is_installed_unless_every_namespace_has_the_gate(chart: Chart) -> None:
-    made = {"webhooks": {"certificates": "external"}}
+    made = LABELLED | {"webhooks": {"certificates": "external"}}
+    opened = {"webhooks": {"certificates": "external"}}
     of_open = {names.GRANTS, f"{LEADER_POLICY}-grants", "dra-driver-follow-configmaps"}
     plain = chart.render(made)
-    assert policies(chart.render(made | OPEN)) == policies(plain) | of_open
+    assert policies(chart.render(opened)) == policies(plain) | of_open
     assert names.GRANTS not in str(plain)
     assert names.TRIAL_CLAIM not in str(plain)
     assert "--open-pools" not in str(controller(plain))
     assert "--grant-scan-budget" not in str(controller(plain))
-    flags = str(controller(chart.render(OPEN | {"controller": {"grantScanBudget": 2.5}})))
+    flags = str(controller(chart.render({"controller": {"grantScanBudget": 2.5}})))
     assert "--open-pools" in flags
     assert "--grant-scan-budget=2.5" in flags
 
@@ -189,7 +192,7 @@ def test_nothing_of_open_pools_is_installed_unless_every_namespace_has_the_gate(
     ],
 )
 def test_devices_are_kept_for_the_controller_as_the_code_says(chart: Chart, values: dict[str, Any]) -> None:
-    objects = chart.render(OPEN | values, namespace="gpus")
+    objects = chart.render(values, namespace="gpus")
     policy, binding = (
         named(objects, kind, names.GRANTS)
         for kind in ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
@@ -215,7 +218,7 @@ def test_devices_are_kept_for_the_controller_as_the_code_says(chart: Chart, valu
 
 
 def test_of_open_pools_the_controller_has_only_these_rights_and_only_as_the_leader(chart: Chart) -> None:
-    objects = chart.render(OPEN)
+    objects = chart.render()
     rights = [
         (resource, tuple(rule.get("resourceNames", ())), verb)
         for role in (*of_kind(objects, "ClusterRole"), *of_kind(objects, "Role"))
@@ -243,11 +246,39 @@ def test_of_open_pools_the_controller_has_only_these_rights_and_only_as_the_lead
     assert fence["validations"] == of_all["validations"]
 
 
+OTHERS = {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["kube-system", "gpus"]}
+
+
 @pytest.mark.parametrize(
     ("given", "selector"),
-    [("labelled", {"matchLabels": {names.ALLOCATOR_LABEL: "controller"}}), ("all", {})],
+    [
+        ("labelled", {"matchLabels": {names.ALLOCATOR_LABEL: "controller"}}),
+        ("all", {"matchExpressions": [OTHERS]}),
+    ],
 )
-def test_pods_of_these_namespaces_get_the_gate(chart: Chart, given: str, selector: dict[str, Any]) -> None:
-    objects = chart.render({"admissionPolicies": {"gateNamespaces": given}})
-    spec = named(objects, "MutatingAdmissionPolicy", names.GATE_POLICY)["spec"]
-    assert spec["matchConstraints"]["namespaceSelector"] == selector
+@pytest.mark.parametrize("webhooks", [True, False])
+def test_pods_of_these_namespaces_get_the_gate(
+    chart: Chart, given: str, selector: dict[str, Any], webhooks: bool
+) -> None:
+    """Once: in every namespace by the webhook, which fails open, where there are webhooks."""
+    values = {"admissionPolicies": {"gateNamespaces": given}, "webhooks": {"enabled": webhooks}}
+    objects = chart.render(values, namespace="gpus")
+    policies = of_kind(objects, "MutatingAdmissionPolicy")
+    found = [p["spec"]["matchConstraints"]["namespaceSelector"] for p in policies]
+    for configuration in of_kind(objects, "MutatingWebhookConfiguration"):
+        found += [w["namespaceSelector"] for w in configuration["webhooks"] if w["name"] == GATE_WEBHOOK]
+    assert found == [selector]
+    assert bool(policies) == (given == "labelled" or not webhooks)
+
+
+def test_the_webhook_gates_every_namespace_that_open_pools_need(chart: Chart) -> None:
+    """The controller reads what is installed, and looks for namespaces that it leaves out."""
+    (raw,) = named(chart.render(), "MutatingWebhookConfiguration", OBJECT_NAME)["webhooks"]
+    gating = gating_of_webhook(codec.convert(Webhook, raw), not_gated=NOT_GATED)
+    assert not isinstance(gating, str)
+    assert gating.problem() == ""
+    spaces = [
+        codec.convert(ObjectMeta, {"name": name, "labels": {"kubernetes.io/metadata.name": name}})
+        for name in ("default", "team", names.KUBE_SYSTEM, names.SYSTEM_NAMESPACE)
+    ]
+    assert set(gating.ungated(spaces)) == {names.KUBE_SYSTEM, names.SYSTEM_NAMESPACE}

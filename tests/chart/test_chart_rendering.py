@@ -523,7 +523,7 @@ def test_two_controllers_share_a_budget_and_one_has_none(chart: Chart) -> None:
 
 
 @pytest.mark.parametrize(
-    "served", [{"allocator": "scheduler"}, {"admissionPolicies": {"gateNamespaces": "all"}}]
+    "served", [{"allocator": "scheduler", "admissionPolicies": {"gateNamespaces": "labelled"}}, {}]
 )
 def test_classes_follow_the_driver_name_and_have_extended_resources_on_request(
     chart: Chart, served: dict[str, Any]
@@ -604,6 +604,7 @@ def test_without_webhooks_nothing_is_left_of_them(chart: Chart) -> None:
         "Secret",
         "Service",
         "ValidatingWebhookConfiguration",
+        "MutatingWebhookConfiguration",
     }
     assert "admission-port" not in str(off)
     assert "dra-driver-admission" not in str(off)
@@ -636,9 +637,13 @@ def test_classes_of_other_drivers_can_be_let_off_the_policy_on_tolerations(chart
     assert classes({"admissionPolicies": {"tolerantClasses": ["a.b", "c"]}}) == "['a.b', 'c']"
 
 
+# In every namespace the webhook sets the gate, whatever the version.
+LABELLED = ("--set", "admissionPolicies.gateNamespaces=labelled")
+
+
 def test_policies_that_kubernetes_does_not_have_are_left_out(chart: Chart) -> None:
     def mutating(version: str) -> int:
-        command = [chart.helm, "template", "x", str(CHART), "--kube-version", version]
+        command = [chart.helm, "template", "x", str(CHART), "--kube-version", version, *LABELLED]
         text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         return text.count("kind: MutatingAdmissionPolicy\n")
 
@@ -657,7 +662,7 @@ def test_policies_that_kubernetes_does_not_have_are_left_out(chart: Chart) -> No
 def test_what_a_server_serves_counts_more_than_its_version(
     chart: Chart, version: str, served: tuple[str, ...], policies: int
 ) -> None:
-    command = [chart.helm, "template", "x", str(CHART), "--kube-version", version]
+    command = [chart.helm, "template", "x", str(CHART), "--kube-version", version, *LABELLED]
     for kind in ("v1/Pod", *served):  # Helm lists kinds where it has asked a server
         command += ["--api-versions", kind]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -667,17 +672,18 @@ def test_what_a_server_serves_counts_more_than_its_version(
 def test_only_the_policy_of_the_gate_and_what_stands_in_for_it_depend_on_the_version(chart: Chart) -> None:
     """So that the manifests of one version, without it, are right for all."""
 
-    def rendered(version: str) -> list[str]:
-        command = [chart.helm, "template", "x", str(CHART), "--kube-version", version]
+    def rendered(version: str, *which: str) -> list[str]:
+        command = [chart.helm, "template", "x", str(CHART), "--kube-version", version, *which]
         # Helm would make another authority at each rendering.
         command += ["--set", "webhooks.certificates=external"]
         text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         kinds = ("kind: MutatingAdmissionPolicy", "kind: MutatingWebhookConfiguration")
         return [d for d in text.split("\n---\n") if not any(kind in d for kind in kinds)]
 
-    expected = rendered("1.36.0")
-    for version in ("1.34.0", "1.35.6", "1.37.0"):
-        assert [d for d in rendered(version) if d.strip()] == [d for d in expected if d.strip()]
+    for which in ((), LABELLED):
+        expected = rendered("1.36.0", *which)
+        for version in ("1.34.0", "1.35.6", "1.37.0"):
+            assert [d for d in rendered(version, *which) if d.strip()] == [d for d in expected if d.strip()]
 
 
 def test_a_kubernetes_that_is_too_old_is_refused(chart: Chart) -> None:

@@ -26,13 +26,21 @@ VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
             "controller.leaderElect: false lets every replica work at once; controller.replicas is 2",
         ),
         ({"admissionPolicies": {"fenceWithoutPod": "maybe"}}, '"refuse", "allow"'),
+        (
+            {"admissionPolicies": {"gate": False}},
+            "admissionPolicies.gate: false lets kube-scheduler try pods with devices that it cannot have",
+        ),
+        ({"admissionPolicies": {"gateNamespaces": "some"}}, '"labelled", "all"'),
         ({"controller": {"replicas": 0}}, "Must be greater than or equal to 1"),
         ({"controller": {"port": 70000}}, "Must be less than or equal to 65535"),
         ({"image": {"digest": "latest"}}, "image.digest"),
         ({"driverName": "GPU"}, "driverName: GPU is no DNS name in lower case with a dot"),
         ({"kubeletPlugin": {"backends": ["=x"]}}, "=x is no backend: expected NAME or NAME=ARGUMENT"),
         (
-            {"deviceClasses": {"nvidia": {"extendedResourceName": "nvidia.com/gpu"}}},
+            {
+                "admissionPolicies": {"gateNamespaces": "labelled"},
+                "deviceClasses": {"nvidia": {"extendedResourceName": "nvidia.com/gpu"}},
+            },
             "gateNamespaces is labelled. Set gateNamespaces: all, so that pools are open",
         ),
         (
@@ -115,6 +123,22 @@ def test_wrong_values_are_refused_with_the_reason(chart: Chart, values: Mapping[
     with pytest.raises(Refused) as refusal:
         chart.render(values)
     assert said in str(refusal.value)
+
+
+def test_open_pools_need_what_sets_the_gate(chart: Chart) -> None:
+    """Before Kubernetes 1.36 that is the webhook alone."""
+    without = ("--set", "webhooks.enabled=false")
+    older = ("template", "dra-driver", str(CHART), "--kube-version", "1.35.0", *without)
+    with pytest.raises(Refused) as refusal:
+        chart.run(*older)
+    assert (
+        "webhooks.enabled: false leaves nothing that sets the scheduling gate on Kubernetes v1.35.0"
+        in str(refusal.value)
+    )
+    assert "set labelled, and label the namespaces" in str(refusal.value)
+    chart.run(*older, "--set", "admissionPolicies.gateNamespaces=labelled")
+    chart.run(*older, "--set", "publish=node,allocator=scheduler,controller.enabled=false")
+    chart.render({"webhooks": {"enabled": False}})
 
 
 def objects(part: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -23,7 +23,6 @@ from dra_driver.api.core import SECRETS
 from dra_driver.api.meta import Resource
 from dra_driver.api.names import (
     ALLOCATION_GATE,
-    ALLOCATOR_LABEL,
     DEFAULT_DRIVER_NAME,
     GROUP_BY_ANNOTATION,
     GROUP_DOMAIN_ANNOTATION,
@@ -62,29 +61,27 @@ def bundles(configuration: Object) -> set[str]:
     return {w["clientConfig"].get("caBundle", "") for w in configuration["webhooks"]}
 
 
-@pytest.mark.parametrize("certificates", CERTIFICATES)
-def test_no_account_may_read_or_change_webhook_configurations(chart: Chart, certificates: str) -> None:
-    for role in of_kind(chart.render(values(certificates)), "ClusterRole"):
-        for rule in role["rules"]:
-            assert "webhookconfigurations" not in str(rule.get("resources")), role["metadata"]["name"]
-    secret = "dra-driver-admission-certificate" if certificates == "cert-manager" else NAME
-    (role,) = of_kind(chart.render(values(certificates)), "Role")
-    (rule,) = [r for r in role["rules"] if r["resources"] == ["secrets"]]
-    assert rule["resourceNames"] == [secret]
-    assert rule["verbs"] == (["get"] if certificates == "cert-manager" else ["get", "patch"])
-
-
-def test_where_the_webhook_is_looked_at_it_may_be_read_and_no_more(chart: Chart) -> None:
-    found = older(chart, "admissionPolicies.gateNamespaces=all")
-    rules = [
-        rule
-        for role in of_kind(found, "ClusterRole")
+def rights_of_webhooks(objects: list[Object]) -> list[tuple[list[str], list[str], list[str]]]:
+    return [
+        (rule["resources"], rule["resourceNames"], rule["verbs"])
+        for role in of_kind(objects, "ClusterRole")
         for rule in role["rules"]
         if "webhookconfigurations" in str(rule.get("resources"))
     ]
-    assert [(r["resources"], r["resourceNames"], r["verbs"]) for r in rules] == [
-        (["mutatingwebhookconfigurations"], [NAME], ["get"])
-    ]
+
+
+@pytest.mark.parametrize("certificates", CERTIFICATES)
+def test_no_account_may_change_webhook_configurations(chart: Chart, certificates: str) -> None:
+    """The controller reads the one that sets the gate: whether that leaves namespaces out."""
+    read = (["mutatingwebhookconfigurations"], [NAME], ["get"])
+    assert rights_of_webhooks(chart.render(values(certificates))) == [read]
+    labelled = values(certificates) | {"admissionPolicies": {"gateNamespaces": "labelled"}}
+    assert rights_of_webhooks(chart.render(labelled)) == []
+    secret = "dra-driver-admission-certificate" if certificates == "cert-manager" else NAME
+    roles = of_kind(chart.render(values(certificates)), "Role")
+    (rule,) = [r for role in roles for r in role["rules"] if r["resources"] == ["secrets"]]
+    assert rule["resourceNames"] == [secret]
+    assert rule["verbs"] == (["get"] if certificates == "cert-manager" else ["get", "patch"])
 
 
 def test_helm_makes_an_authority_that_signs_for_the_controller(chart: Chart) -> None:
@@ -219,22 +216,46 @@ def test_classes_and_pods_are_sent_where_they_concern_us(chart: Chart) -> None:
     assert pods.value({"object": {"metadata": {"labels": {}}}}) is not True
 
 
-def test_before_policies_a_webhook_sets_the_gate_as_they_would(chart: Chart) -> None:
-    assert not of_kind(chart.render(), MUTATING)
-    (webhook,) = named(older(chart), MUTATING, NAME)["webhooks"]
-    assert webhook["name"] == GATE_WEBHOOK
-    assert webhook["clientConfig"]["service"]["path"] == GATE_PATH
-    assert webhook["namespaceSelector"] == {"matchLabels": {ALLOCATOR_LABEL: "controller"}}
-    conditions = {c["name"]: c["expression"] for c in webhook["matchConditions"]}
-    assert conditions["uses-claims"] == NAMES_CLAIMS
-    assert ALLOCATION_GATE in conditions[NOT_GATED]
-    opens = older(chart, "admissionPolicies.gateNamespaces=all")
-    (everywhere,) = named(opens, MUTATING, NAME)["webhooks"]
-    assert everywhere["namespaceSelector"] == {}
-    said = {c["name"]: c["expression"] for c in everywhere["matchConditions"]}["uses-claims"]
-    assert "".join(said.split()) == "".join(NAMES_CLAIMS_OR_RESOURCES.split())
-    without = of_kind(older(chart, "admissionPolicies.gate=false"), MUTATING)
+def test_a_webhook_sets_the_gate_in_every_namespace_and_before_policies_in_labelled_ones(
+    chart: Chart,
+) -> None:
+    label = "admissionPolicies.gateNamespaces=labelled"
+    assert not of_kind(chart.render({"admissionPolicies": {"gateNamespaces": "labelled"}}), MUTATING)
+    for objects, expression in (
+        (chart.render(), NAMES_CLAIMS_OR_RESOURCES),
+        (older(chart), NAMES_CLAIMS_OR_RESOURCES),
+        (older(chart, label), NAMES_CLAIMS),
+    ):
+        (webhook,) = named(objects, MUTATING, NAME)["webhooks"]
+        assert webhook["name"] == GATE_WEBHOOK
+        assert webhook["clientConfig"]["service"]["path"] == GATE_PATH
+        conditions = {c["name"]: c["expression"] for c in webhook["matchConditions"]}
+        assert "".join(conditions["uses-claims"].split()) == "".join(expression.split())
+        assert ALLOCATION_GATE in conditions[NOT_GATED]
+    without = of_kind(older(chart, label, "admissionPolicies.gate=false"), MUTATING)
     assert NAME not in {o["metadata"]["name"] for o in without}
+
+
+@pytest.mark.parametrize(
+    ("spec", "sent"),
+    [
+        ({"containers": [{"name": "c"}]}, False),
+        ({"containers": [{"name": "c", "resources": {"requests": {"cpu": "1"}}}]}, False),
+        ({"containers": [{"name": "c", "resources": {"requests": {"example.com/gpu": "1"}}}]}, True),
+        ({"containers": [{"name": "c"}], "resourceClaims": [{"name": "r"}]}, True),
+        ({"containers": [{"name": "c"}], "resourceClaims": [{"name": "r"}], "nodeName": "n"}, False),
+    ],
+)
+def test_only_pods_that_could_have_devices_are_sent_to_the_gate(
+    chart: Chart, spec: dict[str, Any], sent: bool
+) -> None:
+    """Others cost nothing, not even while no controller answers."""
+    (webhook,) = named(chart.render(), MUTATING, NAME)["webhooks"]
+    found = [
+        compile_policy(c["expression"], ["object"]).value({"object": {"spec": spec}}) is True
+        for c in webhook["matchConditions"]
+    ]
+    assert all(found) is sent
 
 
 def refusing(objects: list[Object]) -> list[Object]:
@@ -252,7 +273,8 @@ def test_capacity_is_refused_where_the_api_server_drops_it_by_default_or_as_the_
     assert {w["name"] for w in closed} == names
     assert {w["clientConfig"]["service"]["path"] for w in closed} == {CAPACITY_PATH}
     assert not refusing(older(chart, "webhooks.refuseDroppedCapacity=false"))
-    assert not refusing(older(chart, "webhooks.enabled=false"))
+    without = ("webhooks.enabled=false", "admissionPolicies.gateNamespaces=labelled")
+    assert not refusing(older(chart, *without))
     always = {"refuseDroppedCapacity": True}
     assert {w["name"] for w in refusing(chart.render({"webhooks": always}))} == names
     with pytest.raises(Refused):

@@ -156,8 +156,11 @@ class Plane:
     async def _install(self, programs: Path) -> None:
         folder, optional = deploy_directory("manifests"), deploy_directory("optional")
         crds, rest = sorted((folder / "crds").glob("*.yaml")), sorted(folder.glob("*.yaml"))
-        rest += (folder / "gate-policy").glob("*.yaml")
-        more = ["preemption", *(["open-pools"] if self._open_pools else [])]
+        # Else pools are tainted, and kube-scheduler alone meets no gate: namespaces are labelled for one.
+        rest.append(folder / "gate-policy" / "gating.yaml")
+        if not self._open_pools:
+            rest.append(optional / "labelled-namespaces.yaml")
+        more = ["preemption"]
         for paths in (crds, rest, *(sorted((optional / name).glob("*.yaml")) for name in more)):
             found = [d for p in paths for d in yaml.safe_load_all(p.read_text(encoding="utf-8")) if d]
             file = self._folder / "install.yaml"

@@ -1054,6 +1054,7 @@ def _manifests() -> list[dict[str, Any]]:
         *sorted((folder / "crds").glob("*.yaml")),
         folder / "20-deviceclasses.yaml",
         folder / "gate-policy" / "gating.yaml",
+        assets.deploy_directory("optional") / "labelled-namespaces.yaml",
     ]
     return [
         d

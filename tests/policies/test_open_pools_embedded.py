@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from manifest_files import documents
 from policy_cases import MERGE, NODE, THEIRS, Write, allocation, result
 from policy_world import COLLECTIONS, Accounts, create, world
 
@@ -27,16 +28,10 @@ FENCE = "dra-driver-leader-only"
 
 
 async def install(made: Accounts) -> None:
-    """Add the rights, policies and objects of open pools."""
-    for path in sorted((deploy_directory("optional") / "open-pools").glob("*.yaml")):
-        if path.name == "gating.yaml":
-            continue  # about pods, which have no collection here
-        for body in yaml.safe_load_all(path.read_text(encoding="utf-8")):
-            namespace, name = body["metadata"].get("namespace", ""), body["metadata"]["name"]
-            known = {"ConfigMap": CONFIG_MAPS, "ResourceClaim": CLAIMS, **COLLECTIONS}[body["kind"]]
-            collection = known.format(namespace=namespace)
-            await create(made.admin, collection, body)
-            await made.admin._call("PATCH", f"{collection}/{name}", body=body, content_type=MERGE)
+    """Add the objects of open pools, of which the world has the policy."""
+    for body in documents(deploy_directory("manifests") / "60-grants.yaml"):
+        known = {"ConfigMap": CONFIG_MAPS, "ResourceClaim": CLAIMS, **COLLECTIONS}[body["kind"]]
+        await create(made.admin, known.format(namespace=body["metadata"].get("namespace", "")), body)
 
 
 def allocate(by: str, *devices: dict[str, str], claim: str = "free") -> Write:

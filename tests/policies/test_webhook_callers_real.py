@@ -21,7 +21,7 @@ from controller.admission.pki import with_new_authority
 from controller.observe.metrics import Metrics
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.api.resource import RESOURCE_CLAIMS
-from dra_driver.api.server.admission import VALIDATING_WEBHOOKS
+from dra_driver.api.server.admission import MUTATING_WEBHOOKS, VALIDATING_WEBHOOKS
 from dra_driver.cli.certificates import provide
 from dra_driver.errors import DraError
 from dra_driver.kube import SystemClock
@@ -29,6 +29,7 @@ from dra_driver.sim.assets import deploy_directory
 
 NAME = "kube-apiserver-webhook-client"
 SECONDS = 60.0
+CONFIGURATIONS = {r.kind: r for r in (MUTATING_WEBHOOKS, VALIDATING_WEBHOOKS)}
 
 
 def configuration(folder: Path, host: str, certificate: tuple[bytes, bytes]) -> Path:
@@ -113,5 +114,5 @@ async def installed(client: Any, url: str) -> None:
     for found in documents(deploy_directory("optional") / "webhooks.yaml"):
         for webhook in found["webhooks"]:
             webhook["clientConfig"] = {"url": url + webhook["clientConfig"]["service"]["path"]}
-        await client.create(VALIDATING_WEBHOOKS, found)
+        await client.create(CONFIGURATIONS[found["kind"]], found)
     await provide(client, "default", time.time())

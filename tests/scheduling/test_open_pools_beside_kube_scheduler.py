@@ -104,7 +104,7 @@ def test_where_the_policy_goes_the_controller_stops_until_it_is_safe_again(kind:
                 await beside.seen.until(lambda: records(beside) == {"scheduler"})
             await beside.own("meanwhile")
             await beside.bound("meanwhile")
-            installed = documents(deploy_directory("optional") / "open-pools" / "grants.yaml")
+            installed = documents(deploy_directory("manifests") / "60-grants.yaml")
             (body,) = (d for d in installed if d["kind"] == VALIDATING_POLICIES.kind)
             await api.create(VALIDATING_POLICIES, body)
             await opened(beside, "n0")

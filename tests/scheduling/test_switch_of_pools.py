@@ -1,8 +1,9 @@
 """Tainted pools become open, and open ones tainted, with pods running.
 
 Beside the stand-in for kube-scheduler, and beside the real one of each Kubernetes (``DRA_K8S_BIN``). What is
-installed changes as with the chart: ``admissionPolicies.gateNamespaces`` from ``labelled`` to ``all`` and back.
-The API servers of 1.34 and 1.35 keep no taints by default: pools that are not open are kube-scheduler's there.
+installed changes as with the chart: ``admissionPolicies.gateNamespaces`` from ``labelled`` to ``all`` and
+back. The API servers of 1.34 and 1.35 keep no taints by default: pools that are not open are
+kube-scheduler's there.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ _RESOURCES: Mapping[str, Resource[Any]] = {
 Scenario = Callable[[Beside], Awaitable[None]]
 
 
-def run(kind: str, scenario: Scenario) -> None:
+def run(kind: str, scenario: Scenario, *, extended: bool = False) -> None:
     async def main() -> None:
-        async with asyncio.timeout(280), granting_beside(kind, 20.0, extended=False) as beside:
+        async with asyncio.timeout(280), granting_beside(kind, 20.0, extended=extended) as beside:
             await scenario(beside)
 
     asyncio.run(main())
@@ -54,7 +55,7 @@ def run(kind: str, scenario: Scenario) -> None:
 
 def guard() -> list[dict[str, Any]]:
     """What the chart installs for open pools alone, but for rights."""
-    return documents(deploy_directory("optional") / "open-pools" / "grants.yaml")
+    return documents(deploy_directory("manifests") / "60-grants.yaml")
 
 
 async def gate(beside: Beside, selector: Mapping[str, Any]) -> None:
@@ -191,3 +192,32 @@ def test_with_the_controller_stopped_pods_without_the_gate_may_come_at_any_time(
         assert {i.status.publication.allocator for i in inventories} == {before}
 
     run(kind, scenario)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pods_that_slip_through_while_no_controller_runs_are_served_when_it_is_back(kind: str) -> None:
+    """The webhook that sets the gate fails open; what kube-scheduler tries meanwhile is refused."""
+
+    async def scenario(beside: Beside) -> None:
+        for node in NODES:
+            await beside.node(node, *map(gpu, range(4)), nics=ROOTS)
+        async with beside.controller():
+            await become(beside, "open")
+        await stray(beside, "claim")
+        await beside.pod("extended", amount=1, gated=False)
+        nic = builders.request("nic", "nic")
+        mixed = builders.claim("mixed", builders.request("gpu", "whole"), nic, namespace=NAMESPACE)
+        await beside.world.api.create(RESOURCE_CLAIMS, mixed)
+        await beside.pod("mixed", "mixed", gated=False)
+        other = builders.claim("other", nic, namespace=NAMESPACE)
+        await beside.world.api.create(RESOURCE_CLAIMS, other)
+        await beside.pod("other", "other", gated=False)
+        await beside.bound("other")  # devices of other drivers are no concern of ours
+        await asyncio.sleep(3)
+        names = ("claim", "extended", "mixed")
+        assert not any(map(beside.seen.has, names))
+        async with beside.controller():
+            await beside.bound(*names)
+        assert len(set().union(*map(beside.seen.has, names))) == len(names)
+
+    run(kind, scenario, extended=True)

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.skipif(
+        (os.environ.get("CLUSTER") or "embedded") == "embedded",
+        reason="tests/sim has these on the embedded cluster",
+    ),
     pytest.mark.needs("allocation by the controller", "extended resources"),
 ]
 
@@ -54,8 +58,6 @@ def open_pools(background: Background, cluster: Cluster) -> Iterator[None]:
     actions = cluster.actions
     if actions is None:
         pytest.skip("only a cluster of its own does the suite set up anew")
-    if not background.run(actions.open_pools(on=True)):
-        pytest.skip("tests/sim has these on the embedded cluster")
 
     async def prepare() -> None:
         await eventually("pools to be open", lambda: is_open(cluster))
@@ -66,7 +68,6 @@ def open_pools(background: Background, cluster: Cluster) -> Iterator[None]:
         await clear(cluster, NAMESPACE)
         await eventually("nothing to be granted", lambda: is_back(cluster))
         await cluster.api.delete(DEVICE_CLASSES, CLASS)
-        await actions.open_pools(on=False)
 
     background.run(prepare())
     yield

@@ -86,9 +86,6 @@ class Actions(Protocol):
     async def preempt(self, *, on: bool) -> None:
         """Turns preemption on, with the rights that it needs; off: everything as it was installed."""
 
-    async def open_pools(self, *, on: bool) -> bool:
-        """Has pools open, with the rights and policies for that; off: as it was installed. Says if it can."""
-
     async def uninstall(self) -> list[str]:
         """Takes the driver off, and says what is left of it on nodes."""
 

@@ -118,10 +118,6 @@ class EmbeddedActions:
         """See ``Actions``."""
         await self._set_flags(PREEMPTION, on=on)
 
-    async def open_pools(self, *, on: bool) -> bool:
-        """See ``Actions``; its controller would have to have the account that the policy knows."""
-        return False
-
     async def _set_flags(self, flags: tuple[str, ...], *, on: bool) -> None:
         controller = self._cluster.controller
         await controller.stop()

@@ -82,11 +82,6 @@ class LocalActions:
         """See ``Actions``."""
         await ask("preempt" if on else "current")
 
-    async def open_pools(self, *, on: bool) -> bool:
-        """See ``Actions``."""
-        await ask("open_pools" if on else "close_pools")
-        return True
-
     async def uninstall(self) -> list[str]:
         """See ``Actions``."""
         await ask("uninstall")

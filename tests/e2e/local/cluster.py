@@ -174,24 +174,6 @@ class LocalCluster:
         """
         self.turn_on("preemption", "--preemption=on", "--preemption-rate=100")
 
-    def open_pools(self) -> None:
-        """Has the controller's pools open.
-
-        Raises:
-            NotUpError: it does not come up with it.
-        """
-        self.turn_on("open-pools", "--open-pools")
-
-    def close_pools(self) -> None:
-        """Puts things as ``install`` has left them.
-
-        Raises:
-            NotUpError: it does not come up.
-        """
-        self.install()
-        grants = self._project / "deploy" / "optional" / "open-pools" / "grants.yaml"
-        self.kubectl("delete", "-f", str(grants))
-
     def scale_controller(self, number: str) -> None:
         """As many controllers; returns when they run, or are gone.
 

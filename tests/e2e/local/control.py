@@ -27,8 +27,6 @@ class Control:
             "agent_flag": cluster.add_agent_flag,
             "controllers": cluster.scale_controller,
             "preempt": cluster.turn_preemption_on,
-            "open_pools": cluster.open_pools,
-            "close_pools": cluster.close_pools,
         }
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(str(path))

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import AsyncIterator, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import e2e_support
 import pytest
 from e2e_support import allocated, clear, eventually, every_node_published, published, running
 
 from dra_driver.api.core import PODS
-from dra_driver.api.names import CONTROLLER_TAINT, DEFAULT_DRIVER_NAME
+from dra_driver.api.meta import Resource
+from dra_driver.api.names import (
+    CONTROLLER_TAINT,
+    DEFAULT_DRIVER_NAME,
+    GATE_POLICY,
+    GRANTS,
+    SYSTEM_NAMESPACE,
+)
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES
 from dra_driver.api.resource import RESOURCE_SLICES, ResourceSlice
+from dra_driver.api.server.admission import MUTATING_POLICY_BINDINGS, VALIDATING_POLICY_BINDINGS
+from dra_driver.errors import NotFound
 from dra_driver.sim.demo import examples
 
 if TYPE_CHECKING:
@@ -21,7 +31,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.e2e
 
-# Not labelled for our controller: nobody would take the gate off the pods.
 NAMESPACE = "dra-e2e-publish-node"
 # There may be other nodes whose devices kube-scheduler allocates.
 HOST = "kubernetes.io/hostname"
@@ -54,6 +63,38 @@ async def handed_over(cluster: Cluster, node: str, *, by_node: bool) -> None:
     await eventually(f"the pool of {node} to change hands", done)
 
 
+def _bindings() -> list[tuple[Resource[Any], dict[str, Any]]]:
+    """What an installation without a controller has not: nobody takes the gate off, or grants anything."""
+    parameter = {"name": GRANTS, "namespace": SYSTEM_NAMESPACE, "parameterNotFoundAction": "Allow"}
+    guard = {"policyName": GRANTS, "paramRef": parameter, "validationActions": ["Deny"]}
+    return [
+        (MUTATING_POLICY_BINDINGS, {"metadata": {"name": GATE_POLICY}, "spec": {"policyName": GATE_POLICY}}),
+        (VALIDATING_POLICY_BINDINGS, {"metadata": {"name": GRANTS}, "spec": guard}),
+    ]
+
+
+@contextlib.asynccontextmanager
+async def without_policies(cluster: Cluster) -> AsyncIterator[None]:
+    """Have no policy set the gate, nor one keep devices for a controller that is not there."""
+    removed: list[tuple[Resource[Any], dict[str, Any]]] = []
+    for resource, body in _bindings():
+        with contextlib.suppress(NotFound):
+            await cluster.api.delete(resource, body["metadata"]["name"])
+            kind = {"apiVersion": resource.api_version, "kind": resource.kind}
+            removed.append((resource, {**kind, **body}))
+
+    async def is_off() -> bool:
+        made = await cluster.api.create(PODS, pod("probe", "none"), NAMESPACE, dry_run=True)
+        return not made.spec.scheduling_gates
+
+    try:
+        await eventually("pods without the gate", is_off)
+        yield
+    finally:
+        for resource, body in removed:
+            await cluster.api.create(resource, body)
+
+
 @pytest.fixture
 def node(background: Background, cluster: Cluster) -> Iterator[str]:
     """One that publishes by itself, in a cluster without a controller, for this test."""
@@ -68,9 +109,12 @@ def node(background: Background, cluster: Cluster) -> Iterator[str]:
     try:
         background.run(handed_over(cluster, name, by_node=True))
         background.run(actions.controllers(run=False))
+        gone = without_policies(cluster)
+        background.run(gone.__aenter__())
         try:
             yield name
         finally:
+            background.run(gone.__aexit__(None, None, None))
             background.run(actions.controllers(run=True))
     finally:
         background.run(clear(cluster, NAMESPACE))

@@ -197,16 +197,24 @@ async def allocates_as_the_server_lets_it(cluster: Cluster) -> ServerFeatures:
     async def published() -> bool:
         if not await every_node_published(cluster):
             return False
+        # Where an installation on the last release has brought what sets the gate, pools are open.
+        opened: set[str] = set()
         for inventory in (await cluster.api.list(DEVICE_INVENTORIES)).items:
             (condition,) = (c for c in inventory.status.conditions if c.type == "Published")
             gates_named = all(f"{gate}" in condition.message for gate in features.missing_gates())
             off = condition.reason == "FeatureGateDisabled"
-            if inventory.status.publication.allocator != wanted or off is not bool(features.missing_gates()):
+            allocator = inventory.status.publication.allocator
+            if allocator not in (wanted, "open") or off is not bool(features.missing_gates()):
                 return False
+            if allocator == "open":
+                opened.add(inventory.spec.node_name)
             if off and not gates_named:
                 return False
         slices = (await cluster.api.list(RESOURCE_SLICES)).items
-        return bool(slices) and all(bool(d.taints) >= features.taints for s in slices for d in s.spec.devices)
+        protected = [s for s in slices if s.spec.node_name not in opened]
+        return bool(slices) and all(
+            bool(d.taints) >= features.taints for s in protected for d in s.spec.devices
+        )
 
     await eventually(f"the {wanted} to allocate, as the API server lets it", published, TAKEN_UP_SECONDS)
     return features

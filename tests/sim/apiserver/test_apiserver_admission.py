@@ -16,7 +16,9 @@ USES_CLAIM = {"resourceClaims": [{"name": "gpu", "resourceClaimName": "g"}]}
 
 
 async def install(client: Client, label: str = "controller") -> None:
-    await client.server.install(documents(deploy_directory("manifests") / "gate-policy" / "gating.yaml"))
+    everywhere = deploy_directory("manifests") / "gate-policy" / "gating.yaml"
+    labelled = deploy_directory("optional") / "labelled-namespaces.yaml"
+    await client.server.install(documents(everywhere, labelled))
     labels = {"dra-driver.dev/allocator": label}
     await client.create("/api/v1/namespaces", {"metadata": {"name": "gated", "labels": labels}})
 
@@ -53,10 +55,7 @@ def test_pods_that_are_none_of_its_business_are_not_gated() -> None:
 
 def test_the_policy_of_open_pools_gates_extended_resources_in_every_namespace() -> None:
     async def scenario(client: Client) -> None:
-        await install(client)
-        (policy,) = documents(deploy_directory("optional") / "open-pools" / "gating.yaml")
-        path = f"{POLICIES}/mutatingadmissionpolicies/{policy['metadata']['name']}?fieldManager=t&force=true"
-        assert (await client.call("PATCH", path, policy, "application/apply-patch+yaml"))[0] == 200
+        await client.server.install(documents(deploy_directory("manifests") / "gate-policy" / "gating.yaml"))
         elsewhere = "/api/v1/namespaces/default/pods"
         container = {"name": "c", "image": "i"}
         for name, wanted in (("example.com/gpu", GATE), ("cpu", None)):
@@ -64,6 +63,8 @@ def test_the_policy_of_open_pools_gates_extended_resources_in_every_namespace() 
             body = pod(f"wants-{name.partition('/')[0]}", containers=[{**container, **resources}])
             assert gates(await client.create(elsewhere, body)) == wanted
         assert gates(await client.create(elsewhere, pod("claims", **USES_CLAIM))) == GATE
+        system = "/api/v1/namespaces/kube-system/pods"
+        assert gates(await client.create(system, pod("system", **USES_CLAIM))) is None
 
     run(scenario)
 

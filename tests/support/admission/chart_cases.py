@@ -63,9 +63,14 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
     )
     for feature in ("serviceMonitor", "prometheusRule", "dashboard"):
         yield f"monitoring-{feature}", {"monitoring": {feature: True}, "rdma": {"enabled": True}}
-    yield "extended", {"allocator": "scheduler", "deviceClasses": EXTENDED}
-    for feature in ("gate", "validate", "accounts", "fence"):
+    yield "extended", {"deviceClasses": EXTENDED}
+    yield "extended-of-kube-scheduler", {"allocator": "scheduler", "deviceClasses": EXTENDED}
+    for feature in ("validate", "accounts", "fence"):
         yield f"no-{feature}", {"admissionPolicies": {feature: False}}
+    labelled: dict[str, Any] = {"gateNamespaces": "labelled"}
+    yield "labelled", {"admissionPolicies": labelled}
+    yield "no-gate", {"admissionPolicies": labelled | {"gate": False}}
+    yield "labelled-without-webhooks", {"admissionPolicies": labelled, "webhooks": {"enabled": False}}
     yield "fence-without-pod", {"admissionPolicies": {"fenceWithoutPod": "allow"}}
     yield "no-leader-election", {"controller": {"replicas": 1, "leaderElect": False}}
     yield "tolerant-classes", {"admissionPolicies": {"tolerantClasses": ["nic.example.com", "b"]}}

@@ -370,7 +370,7 @@ async def gating(api: KubeApi) -> list[dict[str, Any]]:
     """Return what sets the gate in every namespace: the policy or, before Kubernetes 1.36, the webhook."""
     if MUTATING_POLICIES.plural in await api.served(ADMISSION_GROUP, "v1"):
         return gate_documents()
-    found = documents(deploy_directory("optional") / "open-pools-before-1.36.yaml")
+    found = documents(deploy_directory("optional") / "webhooks.yaml")
     (webhooks,) = (d for d in found if d["kind"] == MUTATING_WEBHOOKS.kind)
     authority = base64.b64encode(with_new_authority(None, time.time()).bundle).decode("ascii")
     for webhook in webhooks["webhooks"]:
@@ -383,7 +383,7 @@ async def _install(world: SchedulingWorld, *, extended: bool) -> str:
     """Install what open pools need; return a token of the controller's account."""
     api = world.api
     await api.create(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}})
-    folders = deploy_directory("manifests"), deploy_directory("optional") / "open-pools"
+    folder = deploy_directory("manifests")
     kinds = {
         "ConfigMap": "/api/v1/namespaces/{namespace}/configmaps",
         "ResourceClaim": "/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims",
@@ -391,14 +391,12 @@ async def _install(world: SchedulingWorld, *, extended: bool) -> str:
         **COLLECTIONS,
         **GATE_COLLECTIONS,
     }
-    # As an administrator applies one folder after the other.
-    found = {
-        (d["kind"], d["metadata"].get("namespace", ""), d["metadata"]["name"]): d
-        for folder in folders
+    found = [
+        d
         for name in ("rbac", "grants", "account-policies", "kept")
         for d in documents(*folder.glob(f"*{name}.yaml"))
-    }
-    for body in (*found.values(), *await gating(api)):
+    ]
+    for body in (*found, *await gating(api)):
         namespace = body["metadata"].get("namespace", "")
         await create(api, kinds[body["kind"]].format(namespace=namespace), body)
     await create(api, f"/api/v1/namespaces/{SYSTEM}/pods", pod(LEADER, SYSTEM, CONTROLLER_ACCOUNT))

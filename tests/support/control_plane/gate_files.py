@@ -32,11 +32,8 @@ _CONDITION: Final = {
 
 
 def gate_documents() -> list[dict[str, Any]]:
-    """Return the policy of an installation with open pools, and its binding."""
-    files = (
-        deploy_directory("optional") / "open-pools" / "gating.yaml",
-        deploy_directory("manifests") / "gate-policy" / "gating.yaml",
-    )
+    """Return the policy that gates the pods of every namespace, and its binding."""
+    files = (deploy_directory("manifests") / "gate-policy" / "gating.yaml",)
     found = {
         d["kind"]: d
         for d in reversed(documents(*files))

@@ -156,7 +156,7 @@ _RESOURCES = {
 
 @functools.cache
 def _manifest() -> str:
-    found = documents(deploy_directory("optional") / "open-pools" / "grants.yaml")
+    found = documents(deploy_directory("manifests") / "60-grants.yaml")
     return json.dumps([d for d in found if d]).replace(DEFAULT_DRIVER_NAME, DRIVER)
 
 
@@ -166,6 +166,4 @@ def _documents() -> list[dict[str, Any]]:
 
 
 def _gating() -> list[dict[str, Any]]:
-    policies = documents(deploy_directory("optional") / "open-pools" / "gating.yaml")
-    bindings = documents(deploy_directory("manifests") / "gate-policy" / "gating.yaml")
-    return [*policies, *(d for d in bindings if d["kind"] == MUTATING_POLICY_BINDINGS.kind)]
+    return documents(deploy_directory("manifests") / "gate-policy" / "gating.yaml")

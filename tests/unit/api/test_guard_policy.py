@@ -17,7 +17,7 @@ from dra_driver.sim.assets import deploy_directory
 
 Body = dict[str, Any]
 Change = Callable[[Body, Body], object]
-INSTALLED = {d["kind"]: d for d in documents(deploy_directory("optional") / "open-pools" / "grants.yaml")}
+INSTALLED = {d["kind"]: d for d in documents(deploy_directory("manifests") / "60-grants.yaml")}
 
 
 def problem(

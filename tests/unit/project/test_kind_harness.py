@@ -134,28 +134,23 @@ def test_both_images_are_loaded(shell: Shell) -> None:
     assert any(c.startswith("docker run --rm --user 0 --volume") for c in calls)
 
 
-@pytest.mark.parametrize(("served", "gate"), [("MutatingAdmissionPolicy", True), ("Older", False)])
 @pytest.mark.parametrize("keeps", [True, False])
-def test_the_driver_is_installed_with_simulated_devices(
-    shell: Shell, tmp_path: Path, served: str, gate: bool, keeps: bool
-) -> None:
+def test_the_driver_is_installed_with_simulated_devices(shell: Shell, tmp_path: Path, keeps: bool) -> None:
     programs = ("docker", "kind", "kubectl", "dra-driver")
     done, calls = shell(
         "install",
         programs=programs,
         CLUSTERS="dra-driver",
-        SERVED=served,
         DRA_DRIVER="dra-driver",
         DROPS="" if keeps else "1",
     )
     assert done.returncode == 0, done.stderr
-    webhooks = "webhooks.yaml" if gate else "webhooks-before-1.36.yaml"
-    (applied,) = [i for i, c in enumerate(calls) if f"/deploy/optional/{webhooks}" in c]
+    (applied,) = [i for i, c in enumerate(calls) if "/deploy/optional/webhooks.yaml" in c]
     assert calls[applied].endswith("/deploy/optional/refuse-dropped-capacity.yaml") is not keeps
     assert calls[applied + 1] == "dra-driver certificates"
     assert any(c.startswith("kubectl apply --server-side") for c in calls)
     rendered = documents(tmp_path / "state" / "manifests.yaml")
-    assert any(d["kind"] == "MutatingAdmissionPolicy" for d in rendered) is gate
+    assert not any(d["kind"] == "MutatingAdmissionPolicy" for d in rendered)  # a webhook sets the gate
     containers = [
         c
         for d in rendered

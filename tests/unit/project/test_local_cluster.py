@@ -225,7 +225,7 @@ class Deeds:
 
     install = install_previous = uninstall = add_agent_flag = scale_controller = shut_down = boot
     move = replace_server = boot
-    turn_preemption_on = open_pools = close_pools = boot
+    turn_preemption_on = boot
 
 
 def test_the_suite_asks_the_harness_through_a_socket(tmp_path: Path) -> None:

@@ -86,6 +86,15 @@ has({{ . }}.tolerations) && {{ . }}.tolerations.exists(t,
 {{- if and (eq .Values.publish "node") (ne .Values.allocator "scheduler") -}}
 {{- fail (printf "publish: node leaves allocation to kube-scheduler; allocator is %s, set allocator: scheduler" .Values.allocator) -}}
 {{- end -}}
+{{- if include "dra-driver.opensPools" . -}}
+{{- $instead := "admissionPolicies.gateNamespaces is all: set labelled, and label the namespaces whose pods the controller shall place (dra-driver.dev/allocator=controller)" -}}
+{{- if not .Values.admissionPolicies.gate -}}
+{{- fail (printf "admissionPolicies.gate: false lets kube-scheduler try pods with devices that it cannot have, in every namespace; leave it on, or, as %s" $instead) -}}
+{{- end -}}
+{{- if not (or .Values.webhooks.enabled (include "dra-driver.hasMutatingPolicies" .)) -}}
+{{- fail (printf "webhooks.enabled: false leaves nothing that sets the scheduling gate on Kubernetes %s; leave them on, or, as %s" .Capabilities.KubeVersion.Version $instead) -}}
+{{- end -}}
+{{- end -}}
 {{- if and (eq .Values.publish "controller") (not .Values.controller.enabled) -}}
 {{- fail "controller.enabled: false leaves nobody to publish ResourceSlices; set publish: node" -}}
 {{- end -}}
@@ -323,10 +332,28 @@ rules:
     verbs: [update, patch]
 {{- end }}
 
-{{/* Whether the gate is set by a policy, and not by the webhook: "true" or nothing. What the server serves says it;
-     where Helm renders for none (helm template), which then knows groups and no kinds, the version does. */}}
-{{- define "dra-driver.gatesByPolicy" -}}
+{{/* Whether the API server evaluates policies that set the gate: "true" or nothing. What it serves says it; where Helm
+     renders for none (helm template), which then knows groups and no kinds, the version does. */}}
+{{- define "dra-driver.hasMutatingPolicies" -}}
 {{- $served := .Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy" -}}
 {{- $guessed := and (not (.Capabilities.APIVersions.Has "v1/Pod")) (semverCompare ">=1.36.0-0" .Capabilities.KubeVersion.Version) -}}
 {{- if or $served $guessed }}true{{ end -}}
+{{- end }}
+
+{{/* Whether the gate is set by a policy, and not by the webhook: "true" or nothing. In every namespace the webhook sets it,
+     which fails open: the policy would gate pods of other drivers, too, while no controller takes the gate off. */}}
+{{- define "dra-driver.gatesByPolicy" -}}
+{{- $chosen := or (eq .Values.admissionPolicies.gateNamespaces "labelled") (not .Values.webhooks.enabled) -}}
+{{- if and $chosen (include "dra-driver.hasMutatingPolicies" .) }}true{{ end -}}
+{{- end }}
+
+{{/* Namespaces whose pods get the gate. The control plane's and the driver's own never do: the gate has to be taken off
+     by a controller that they may be needed for. */}}
+{{- define "dra-driver.gatedNamespaces" -}}
+{{- if eq .Values.admissionPolicies.gateNamespaces "labelled" -}}
+matchLabels: {dra-driver.dev/allocator: controller}
+{{- else -}}
+matchExpressions:
+  - {key: kubernetes.io/metadata.name, operator: NotIn, values: [kube-system, {{ .Release.Namespace }}]}
+{{- end -}}
 {{- end }}

@@ -22,8 +22,8 @@ _EXTRA = "authentication.kubernetes.io/"
 class Tokens:
     """Tokens of service accounts.
 
-    A token says whose it is, signed with the bearer token that the server demands: so the next server with that
-    token and the same file of objects knows it, too. Where none is demanded, everybody else is an
+    A token says whose it is, signed with the bearer token that the server demands: so the next server with
+    that token and the same file of objects knows it, too. Where none is demanded, everybody else is an
     administrator.
 
     Args:

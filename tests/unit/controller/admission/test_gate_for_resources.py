@@ -34,7 +34,7 @@ NAMES = (
 
 
 def condition(folder: str, part: str) -> str:
-    text = (deploy_directory(folder) / part / "gating.yaml").read_text(encoding="utf-8")
+    text = (deploy_directory(folder) / part).read_text(encoding="utf-8")
     (policy,) = (d for d in yaml.safe_load_all(text) if d["kind"] == "MutatingAdmissionPolicy")
     (found,) = (c for c in policy["spec"]["matchConditions"] if c["name"] == "uses-claims")
     expression: str = found["expression"]
@@ -45,12 +45,13 @@ def test_the_policies_say_what_the_webhook_says() -> None:
     def words(expression: str) -> str:
         return "".join(expression.split())
 
-    assert words(condition("manifests", "gate-policy")) == words(NAMES_CLAIMS)
-    assert words(condition("optional", "open-pools")) == words(NAMES_CLAIMS_OR_RESOURCES)
+    assert words(condition("optional", "labelled-namespaces.yaml")) == words(NAMES_CLAIMS)
+    assert words(condition("manifests", "gate-policy/gating.yaml")) == words(NAMES_CLAIMS_OR_RESOURCES)
 
 
 def by_policy(body: dict[str, Any]) -> bool:
-    return compile_policy(condition("optional", "open-pools"), ["object"]).value({"object": body}) is True
+    expression = condition("manifests", "gate-policy/gating.yaml")
+    return compile_policy(expression, ["object"]).value({"object": body}) is True
 
 
 def by_webhook(body: dict[str, Any], *, resources: bool = True) -> bool:

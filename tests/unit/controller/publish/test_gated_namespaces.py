@@ -29,7 +29,9 @@ from dra_driver.kube import Informer
 from dra_driver.resourceclaim import NAMES_CLAIMS, NAMES_CLAIMS_OR_RESOURCES
 
 NEVER = {"name": "never", "expression": "false"}
-LABELLED: dict[str, Any] = {"namespaceSelector": {"matchLabels": {ALLOCATOR_LABEL: "controller"}}}
+LABELLED: dict[str, Any] = {
+    "namespaceSelector": {"matchLabels": {ALLOCATOR_LABEL: "controller"}, "matchExpressions": None}
+}
 
 
 def run(cluster: PolicedCluster, scenario: Callable[[Harness], Awaitable[None]]) -> None:
