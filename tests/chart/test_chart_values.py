@@ -12,6 +12,8 @@ from chart_support import CHART, Chart, Refused
 from nonempty import nonempty
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+# Of earlier versions: they are refused with what to do instead.
+GONE = ("lending", "lendingScanBudget")
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 
 
@@ -31,6 +33,11 @@ VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
             "admissionPolicies.gate: false lets kube-scheduler try pods with devices that it cannot have",
         ),
         ({"admissionPolicies": {"gateNamespaces": "some"}}, '"labelled", "all"'),
+        *(
+            ({"controller": {"lending": mode}}, f"controller.lending: {mode}: devices are not lent any more")
+            for mode in ("on", "ending", "off")
+        ),
+        ({"controller": {"lendingScanBudget": 2}}, "leave the value out: set controller.grantScanBudget"),
         ({"controller": {"replicas": 0}}, "Must be greater than or equal to 1"),
         ({"controller": {"port": 70000}}, "Must be less than or equal to 65535"),
         ({"image": {"digest": "latest"}}, "image.digest"),
@@ -165,7 +172,7 @@ def test_schema_and_defaults_name_the_same_values() -> None:
     def same(part: Mapping[str, Any], values: Any, path: str) -> None:
         if part.get("required"):
             # Helm itself adds global.
-            assert set(part["properties"]) - {"global"} == set(values) == set(part["required"]), path
+            assert set(part["properties"]) - {"global", *GONE} == set(values) == set(part["required"]), path
             for name, value in values.items():
                 same(part["properties"][name], value, f"{path}.{name}")
 

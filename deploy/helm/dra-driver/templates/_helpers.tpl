@@ -86,6 +86,11 @@ has({{ . }}.tolerations) && {{ . }}.tolerations.exists(t,
 {{- if and (eq .Values.publish "node") (ne .Values.allocator "scheduler") -}}
 {{- fail (printf "publish: node leaves allocation to kube-scheduler; allocator is %s, set allocator: scheduler" .Values.allocator) -}}
 {{- end -}}
+{{- range $name, $instead := dict "lending" "in open pools (admissionPolicies.gateNamespaces: all, the default) they are granted without it" "lendingScanBudget" "set controller.grantScanBudget" -}}
+{{- if hasKey $.Values.controller $name -}}
+{{- fail (printf "controller.%s: %s: devices are not lent any more; leave the value out: %s" $name (get $.Values.controller $name | toString) $instead) -}}
+{{- end -}}
+{{- end -}}
 {{- if include "dra-driver.opensPools" . -}}
 {{- $instead := "admissionPolicies.gateNamespaces is all: set labelled, and label the namespaces whose pods the controller shall place (dra-driver.dev/allocator=controller)" -}}
 {{- if not .Values.admissionPolicies.gate -}}
