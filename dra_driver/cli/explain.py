@@ -35,6 +35,7 @@ from dra_driver.cli.display.report import Block, Line, Report, plain
 from dra_driver.cli.explaining.answers import Answer, answer_data, answer_report, answers
 from dra_driver.cli.explaining.grants import grant_sentences, grants_of, needs_grant
 from dra_driver.cli.explaining.targets import CLAIM, Target, is_target, parse_target, pods_of
+from dra_driver.cli.explaining.usable_pools import unguarded_notes
 from dra_driver.cli.live import showing
 from dra_driver.cli.live.grants import read_grants
 from dra_driver.cli.live.reading import Lister, Source
@@ -254,18 +255,22 @@ def explained(
     found = answers(manifests, chosen, policy=policy, all_drivers=all_drivers, kinds=kinds)
     fits = all(a.fits and not a.parameters.wrong for a in found)
     withheld = () if all(a.fits for a in found) else withheld_notes(manifests.inventories)
+    waits = any(not a.is_allocated for a in found) or any(not pod.spec.node_name for pod in pods)
+    unguarded = unguarded_notes(manifests.inventories) if waits else ()
     if output in ("json", "yaml"):
         data: dict[str, Any] = {"fits": fits, "claims": [answer_data(a) for a in found]}
         if withheld:
             data["withheld"] = list(withheld)
+        if unguarded:
+            data["notOpen"] = list(unguarded)
         if pods:
             data["pods"] = [_pod_data(manifests, pod, found, granted) for pod in pods]
         return Explained(common.format_data(data, output), fits)
     named = bool(targets or claims)
     report: list[Sequence[Block]] = list(_pods_report(manifests, pods, found, granted))
     report += answer_report(found, wide=output == "wide", condense=not named)
-    if withheld:
-        report.append([Line(note, "warning") for note in withheld])
+    if withheld or unguarded:
+        report.append([Line(note, "warning") for note in (*withheld, *unguarded)])
     return Explained(report, fits)
 
 

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from dra_driver.api import names
+from dra_driver.api.own.inventory import DeviceInventory
 from dra_driver.api.resource import DeviceTaint, DeviceToleration, ResourceSlice
-from dra_driver.ownership.pools import PoolAllocator, PoolID, pool_of_slice
-from dra_driver.ownership.records import is_marked_open
+from dra_driver.ownership.pools import PoolAllocator, PoolID, pool_of_inventory, pool_of_slice
+from dra_driver.ownership.records import AllocatorRecord, is_marked_open, recorded_allocator
 
 __all__ = [
     "PROTECTION_TAINT",
@@ -77,17 +78,28 @@ def protected_pools(slices: Iterable[ResourceSlice]) -> frozenset[PoolID]:
     return frozenset(pool for pool, good in protected.items() if good)
 
 
-def allocating_pools(slices: Iterable[ResourceSlice]) -> Mapping[PoolID, PoolAllocator]:
-    """Return who allocates from each pool, as far as the slices tell.
+def allocating_pools(
+    slices: Iterable[ResourceSlice], inventories: Iterable[DeviceInventory] = ()
+) -> Mapping[PoolID, PoolAllocator]:
+    """Return who allocates from each pool, as far as objects tell: for people, nothing safe rests on it.
 
-    A pool is the controller's if a device of it has the taint, or if its slices are marked, because it is
-    open. Pools of drivers of which the controller has no pool are left out: nothing tells them from those of
-    other drivers.
+    A pool is the controller's if a device of it has the taint, or if it is open, by its record or by the mark
+    of its slices. Pools of drivers of which the controller has no pool are left out: nothing tells them from
+    those of other drivers.
+
+    Args:
+        slices: of all pools.
+        inventories: with the records, where they can be read.
     """
+    records = {pool_of_inventory(i): recorded_allocator(i.status.publication) for i in inventories}
     found: dict[PoolID, PoolAllocator] = {}
     for slice_ in slices:
         pool = pool_of_slice(slice_)
-        if len(bare_devices(slice_)) < len(slice_.spec.devices) or is_marked_open(slice_):
+        record = records.get(pool)
+        is_open = record is AllocatorRecord.OPEN or (
+            is_marked_open(slice_) and record is not AllocatorRecord.SCHEDULER
+        )
+        if len(bare_devices(slice_)) < len(slice_.spec.devices) or is_open:
             found[pool] = PoolAllocator.CONTROLLER
         else:
             found.setdefault(pool, PoolAllocator.SCHEDULER)

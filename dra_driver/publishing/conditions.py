@@ -27,6 +27,7 @@ __all__ = [
     "SERVER_NOT_ASKED",
     "cut",
     "is_publishers_own",
+    "is_unguarded",
     "left_behind",
     "left_to_node",
     "merged",
@@ -49,6 +50,7 @@ _OTHERS_BY_POLICY: Final = (
     "set besideOtherDriver: publish in a DevicePolicy for devices that it never gives to pods"
 )
 _OPEN: Final = " (the gate in every namespace does without: see allocation-modes.md)"
+_UNGUARDED: Final = "without its taint the controller would not be the only one to allocate"
 # Devices that are named, of each other driver.
 _NAMED: Final = 4
 
@@ -113,7 +115,7 @@ def published(
     elif desired.conflicts:
         reason = "ExtendedResourceConflict"
     if unguarded:
-        text += f"; without its taint the controller would not be the only one to allocate: {unguarded}"
+        text += f"; {_UNGUARDED}: {unguarded}"
     if withheld:
         text += f"; {withheld}"
     if desired.pending:
@@ -122,6 +124,11 @@ def published(
         text += "; left out: " + "; ".join(desired.problems)
     text += "".join(f"; {text}" for text in (*desired.doubts, *desired.conflicts))
     return Condition(type=PUBLISHED, status="True", reason=reason, message=cut(text), last_transition_time="")
+
+
+def is_unguarded(condition: Condition) -> bool:
+    """Return whether a condition says that a pool cannot be open although it is to be."""
+    return condition.type == PUBLISHED and _UNGUARDED in condition.message
 
 
 def _withheld(withheld: Withheld, node: str, publish_anyway: str) -> str:

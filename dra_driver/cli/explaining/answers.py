@@ -85,7 +85,7 @@ def answers(
     """
     snapshot, users = manifests.snapshot(), manifests.users()
     devices = _devices(manifests)
-    usable = functools.cache(lambda: UsablePools.of(manifests.slices, policy))
+    usable = functools.cache(lambda: UsablePools.of(manifests.slices, manifests.inventories, policy))
     found = []
     # Of a Deployment's hundred claims one is asked about, because a refusal takes seconds in a large fleet.
     refused: dict[object, tuple[DoesNotFit, Folded]] = {}

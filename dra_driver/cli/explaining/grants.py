@@ -30,8 +30,8 @@ def needs_grant(manifests: Manifests, pod: Pod, found: Sequence[Answer]) -> str:
     """
     if pod.spec.node_name:
         return ""
-    pools = allocating_pools(manifests.slices)
-    ours = {pool for pool, allocator in pools.items() if allocator is PoolAllocator.CONTROLLER}
+    allocators = allocating_pools(manifests.slices, manifests.inventories)
+    ours = {pool for pool, who in allocators.items() if who is PoolAllocator.CONTROLLER}
     if not ours:
         return ""
     if lacks_extended_claim(pod, {claim.key: claim for claim in manifests.claims}.get):

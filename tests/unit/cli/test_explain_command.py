@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import builders
+import msgspec
 import pytest
 import rich.console
 import work_counter
@@ -17,6 +18,7 @@ import yaml
 
 from dra_driver.api import codec
 from dra_driver.api.core import Pod
+from dra_driver.api.meta import PoolName
 from dra_driver.api.names import ALLOCATED_CONDITION, ALLOCATION_GATE
 from dra_driver.api.own.inventory import DeviceInventory
 from dra_driver.api.resource import DeviceClass, ResourceClaim, ResourceSlice
@@ -30,7 +32,9 @@ from dra_driver.cli.explaining.targets import parse_target
 from dra_driver.cli.main import main
 from dra_driver.errors import InvalidInput
 from dra_driver.fleet import GrantedToPod, GrantsShown
-from dra_driver.ownership import OPEN_POOL
+from dra_driver.ownership import OPEN_POOL, PoolAllocator
+from dra_driver.publishing import conditions
+from dra_driver.resourceslice import DesiredPool, SliceContent
 
 
 def fleet(*claims: dict[str, object], pods: tuple[dict[str, object], ...] = ()) -> Manifests:
@@ -461,6 +465,85 @@ def test_it_is_said_whether_devices_are_granted_for_a_pod(
         )
         assert data["pods"][0]["needsGrant"].startswith(why)
         assert bool(data["pods"][0]["grants"]) is has
+
+
+def opened(manifests: Manifests, *, record: str = "open", marked: bool = True, why: str = "") -> Manifests:
+    """The same fleet with open pools: no taint of ours, but a record, and a mark of the slices."""
+    gpus, *others = manifests.slices
+    bare = tuple(msgspec.structs.replace(d, taints=()) for d in gpus.spec.devices)
+    labels = dict(OPEN_POOL) if marked else None
+    gpus = msgspec.structs.replace(
+        gpus,
+        metadata=msgspec.structs.replace(gpus.metadata, labels=labels),
+        spec=msgspec.structs.replace(gpus.spec, devices=bare),
+    )
+    manifests.slices = [gpus, *others]
+    body = builders.inventory("n1", builders.device("gpu-0"), driver=builders.DRIVER)
+    body["status"] |= {"publication": {"allocator": record}}
+    if why:
+        pool, allocator = PoolName("n1"), PoolAllocator.CONTROLLER
+        desired = DesiredPool(builders.DRIVER, pool, "n1", allocator, (SliceContent(),))
+        said = conditions.published(desired, None, unguarded=why)
+        body["status"]["conditions"] = [codec.plain(said)]
+    manifests.inventories = [codec.convert(DeviceInventory, body)]
+    return manifests
+
+
+@pytest.mark.parametrize(
+    ("record", "marked"), [("open", True), ("open", False), ("", True), ("draining", True)]
+)
+def test_devices_of_an_open_pool_are_the_controllers_without_a_taint(record: str, marked: bool) -> None:
+    granting = GrantsShown(enabled=True)
+    claim = builders.claim(
+        "both", namespace="ns", requests=[builders.request("a"), builders.request("b", "nic")]
+    )
+    for pod, claims, why in (
+        (extended_pod(), (), "asks for example.com/gpu: only kube-scheduler"),
+        (
+            builders.pod("p", "both", namespace="ns"),
+            (claim,),
+            "claim both asks for devices of the controller",
+        ),
+    ):
+        manifests = opened(granting_fleet(pod, *claims), record=record, marked=marked)
+        found = str(explained(manifests, [parse_target("pod/p")], "ns", granted=granting))
+        assert why in found
+        assert "nothing is granted to it at the moment" in found
+    theirs = opened(granting_fleet(extended_pod()), record="scheduler")
+    assert "only kube-scheduler" not in str(explained(theirs, [parse_target("pod/p")], "ns"))
+
+
+def test_for_a_pod_with_our_gate_pools_of_kube_scheduler_do_not_count_beside_open_ones() -> None:
+    manifests = two_allocators(gated(ALLOCATION_GATE), builders.request("gpu", memory="80Gi"))
+    ours, *others = manifests.slices
+    bare = tuple(msgspec.structs.replace(d, taints=()) for d in ours.spec.devices)
+    manifests.slices = [
+        msgspec.structs.replace(ours, spec=msgspec.structs.replace(ours.spec, devices=bare)),
+        *others,
+    ]
+    body = builders.inventory("n1", driver=builders.DRIVER)
+    body["status"] |= {"publication": {"allocator": "open"}}
+    manifests.inventories = [codec.convert(DeviceInventory, body)]
+    found = explained(manifests, [parse_target("pod/p")], "ns")
+    assert not found.fits
+    assert "n2: its pool is allocated by kube-scheduler" in str(found)
+
+
+def test_it_is_said_why_pools_cannot_be_open_to_a_pod_that_waits() -> None:
+    why = "the policy dra-driver-grants is not there"
+    manifests = opened(granting_fleet(extended_pod()), why=why)
+    found = explained(manifests, [parse_target("pod/p")], "ns")
+    assert "the pool of n1 cannot be open: " in str(found)
+    assert why in str(found)
+    data = json.loads(str(explained(manifests, [parse_target("pod/p")], "ns", output="json")))
+    assert why in data["notOpen"][0]
+    raw = extended_pod()
+    raw["spec"] |= {"nodeName": "n1"}  # type: ignore[operator]
+    served = opened(granting_fleet(raw), why=why)
+    assert why not in str(explained(served, [parse_target("pod/p")], "ns"))
+    assert "cannot be open" not in str(
+        explained(opened(granting_fleet(extended_pod())), [parse_target("pod/p")], "ns")
+    )
 
 
 def test_nothing_is_said_of_grants_where_nothing_is_the_controllers_or_the_pod_runs() -> None:
