@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -39,6 +39,10 @@ log = structlog.get_logger(__name__)
 _MEMBERS_AT_A_TIME: Final = 32
 _ALIKE_AT_A_TIME: Final = 256
 _NODE_MAY_COME: Final = "waits for a node to be added, or for devices to become free"
+_NO_NODE: Final = (
+    "; no node is added for it as long as devices look free to an autoscaler that would serve it, or one of "
+    "its group, by themselves"
+)
 _NAMED_DEVICES: Final = 8
 _NO_ROOM: Final = (
     "pods before it are allocated and not bound yet; it is its turn when kube-scheduler has bound them"
@@ -56,6 +60,7 @@ class AllocationReports:
         pods: all namespaces, with the index ``CLAIM_INDEX``.
         pending: pods that could not be served.
         is_shown: whether autoscalers see a pod without a gate for that; with whether it is of a group.
+        kept_back: signatures of pods that are not shown to them, because devices look free.
     """
 
     def __init__(
@@ -67,6 +72,7 @@ class AllocationReports:
         pods: Informer[Pod],
         pending: PendingPods,
         is_shown: Callable[[Pod, bool], bool],
+        kept_back: Container[bytes] = (),
     ) -> None:
         self._recorder = recorder
         self._reasons = reasons
@@ -75,6 +81,7 @@ class AllocationReports:
         self._pods = pods
         self._pending = pending
         self._is_shown = is_shown
+        self._kept_back = kept_back
         self._first_seen: dict[Uid, float] = {}
         # Pods about whose claims Events say that they cannot be allocated.
         self._refused: set[Uid] = set()
@@ -210,7 +217,8 @@ class AllocationReports:
         visible = not (pod.spec.scheduling_gates or pod.spec.node_name)
         if refusal.new_node and visible and self._is_shown(pod, grouped):
             return self._reasons.waits(pod, "WaitingForScaleUp", f"{_NODE_MAY_COME}: {refusal.message}")
-        return self._reasons.waits(pod, reason, refusal.message)
+        kept_back = refusal.new_node and is_gated(pod) and refusal.signature in self._kept_back
+        return self._reasons.waits(pod, reason, refusal.message + (_NO_NODE if kept_back else ""))
 
     async def _refused_alike(self, key: ObjectKey, reason: str, refusal: Refuse, *, grouped: bool) -> None:
         """Report to pods that ask for the same why they wait: they are looked at when this one is served."""

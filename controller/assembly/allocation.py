@@ -81,6 +81,7 @@ class Allocation:
         last_look = LastLook(assume_cache, owners, lambda pool: slices.by_index(POOL_INDEX, pool))
         decider = Decider(state.journal, state.answers, env.clock, state.freed, last_look.allows)
         added = AddedNodes(informers.policies, config.drivers, config.allocator)
+        kept_back: set[bytes] = set()
         reports = AllocationReports(
             env.recorder,
             reasons,
@@ -89,6 +90,7 @@ class Allocation:
             informers.pods,
             wakeups.pending,
             lambda pod, grouped: config.scale_up_pods > 0 and added.could_take(pod, grouped=grouped),
+            kept_back,
         )
         granter, grant_status = granter_of(env, state, publishing, wakeups, writer, reports)
         groups = GroupFinder(
@@ -157,7 +159,8 @@ class Allocation:
         )
         metrics.watch_set_aside(setting_aside.devices, setting_aside.longest_wait)
         preemption = preemption_of(env, state, wakeups, groups, mode)
-        scale_up = scale_up_of(env, state, added, decider, groups, wakeups, writer, preemption.makes_room_for)
+        showing = env, state, added, decider, groups, wakeups, writer
+        scale_up = scale_up_of(*showing, preemption.makes_room_for, kept_back)
         return cls(
             wakeups,
             allocator,

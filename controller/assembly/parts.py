@@ -152,6 +152,7 @@ def scale_up_of(
     wakeups: Wakeups,
     writer: Writer,
     gets_room: Callable[[Uid], bool],
+    kept_back: set[bytes],
 ) -> ScaleUp:
     """Return the part that shows pods to autoscalers, which also counts them."""
     informers = env.informers
@@ -170,6 +171,7 @@ def scale_up_of(
         informers.pods,
         lambda: any(informer.failing for informer in known),
         gets_room,
+        kept_back,
     )
     state.pool_changed.listen(lambda _: scale_up.pool_changed())
     informers.slices.add_handler(

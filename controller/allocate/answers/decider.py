@@ -166,7 +166,7 @@ class Decider:
             return decision if isinstance(decision, SetAside) else None
 
     async def decide(
-        self, pod: Pod, lane: Lane, *, grants: bool = False, awaited: bool = False
+        self, pod: Pod, lane: Lane, *, grants: bool = False, awaited: bool = False, shows: bool = False
     ) -> tuple[PodAnswer, Answered] | None:
         """Return what is to be done about a pod; None where it must be asked again, because much has changed.
 
@@ -177,11 +177,12 @@ class Decider:
             lane: how much work it may take.
             grants: see ``PodQuestion``.
             awaited: see ``PodQuestion``.
+            shows: see ``PodQuestion``.
         """
         pod_id = PodID(pod.key, pod.metadata.uid)
         for _ in range(_MOST_IMPOSSIBLE):
             with self._journal.freshness.awaiting(self._journal.version):
-                found = await self._ask(pod_id, lane, grants=grants, awaited=awaited)
+                found = await self._ask(pod_id, lane, grants=grants, awaited=awaited, shows=shows)
                 judgement = _Judgement.OUT_OF_DATE
                 if found.answer is not None:
                     judgement = self._judge(pod, found.answer, found.knowledge)
@@ -209,10 +210,11 @@ class Decider:
             self._mistrusted = now
             self._answers.mistrust("its answers about many pods are impossible")
 
-    async def _ask(self, pod: PodID, lane: Lane, *, grants: bool, awaited: bool) -> Answered:
+    async def _ask(self, pod: PodID, lane: Lane, *, grants: bool, awaited: bool, shows: bool) -> Answered:
         blamed = 0
         while True:
-            question = PodQuestion(pod, self._clock.monotonic(), lane, grants=grants, awaited=awaited)
+            now = self._clock.monotonic()
+            question = PodQuestion(pod, now, lane, grants=grants, awaited=awaited, shows=shows)
             try:
                 return await self._answers.ask(question, self.release)
             except WorkerEnded as e:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -233,7 +234,7 @@ class Decisions:
         if group is not None:
             members = GroupMembers(*group.key, group.size, priority=group.priority)
             known = self._gangs.known_refusal(group, pod, self._intake.improvements, now)
-            if known is not None:
+            if known is not None and not question.shows:
                 # Those of the others were told of when the answer was worked out.
                 own = set(claims_of(pod))
                 known = replace(known, claims=tuple(c for c in known.claims if c.key in own))
@@ -302,15 +303,20 @@ class Decisions:
             if question.set_aside:
                 return self._supposed.soonest(pod, group, budget, question.now), False
             ahead = self._supposed.ahead_of(pod, group, awaited=question.awaited)
-            if not ahead:
-                return self._decide(pod, group, budget, question)
-            with self._supposed.beside(ahead):
+            with self._supposed.beside(ahead) if ahead else contextlib.nullcontext():
                 decision, gave_up = self._decide(pod, group, budget, question)
-            if isinstance(decision, Refuse):
-                decision = replace(decision, message=decision.message + NOTE)
-            return decision, gave_up
+            if not isinstance(decision, Refuse):
+                return decision, gave_up
+            if question.shows and decision.new_node and (ahead or group is not None):
+                decision = replace(decision, new_node=not self._looks_free(pod, group, budget, question.now))
+            return replace(decision, message=decision.message + NOTE) if ahead else decision, gave_up
         except IndexUnfinished as e:
             return self._refusals.not_yet(pod, group, e, self._avoided(pod, question.now)), False
+
+    def _looks_free(self, pod: Pod, group: Gang | None, budget: Budget, now: float) -> bool:
+        """Return whether devices look free that would serve a pod, or a member of its group, by itself."""
+        pods = (pod,) if group is None else self._gangs.kinds(group)
+        return any(self._decider.looks_free(one, budget, self._avoided(one, now)) for one in pods)
 
     def _decide(
         self, pod: Pod, group: Gang | None, budget: Budget, question: PodQuestion
@@ -318,7 +324,9 @@ class Decisions:
         """Return what is to be done about a pod or its group, and whether it was given up."""
         now, terms = question.now, GrantTerms(question.grants, self._backoff.came_back(pod.metadata.uid))
         if group is not None:
-            return self._gangs.decide(group, pod, budget, self._intake.improvements, now), False
+            changes = self._intake.improvements
+            known = self._gangs.known_refusal(group, pod, changes, now) if question.shows else None
+            return known or self._gangs.decide(group, pod, budget, changes, now), False
         avoid = self._avoided(pod, now)
         found = self._decider.decide(pod, budget, avoid, earlier=self._earlier.of(pod, now), terms=terms)
         if isinstance(found, NoFit):

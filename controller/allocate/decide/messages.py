@@ -329,6 +329,8 @@ class PodQuestion:
         grants: whether devices may be granted for it now where the controller could allocate itself.
         awaited: whether kube-scheduler was seen binding it: then its kubelet waits for the devices, and it
             comes before the pods for which devices are set aside. Anybody can make a pod with a node.
+        shows: whether it is to be shown to autoscalers if it is refused. They believe in every device that
+            looks free, so ``Refuse.new_node`` is false where one would serve it, or a member of its group.
     """
 
     pod: PodID
@@ -337,6 +339,7 @@ class PodQuestion:
     set_aside: bool = False
     grants: bool = False
     awaited: bool = False
+    shows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

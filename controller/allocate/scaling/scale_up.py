@@ -79,6 +79,7 @@ class ScaleUp:
         pods: Informer[Pod],
         is_behind: Callable[[], bool],
         gets_room: Callable[[Uid], bool],
+        kept_back: set[bytes],
     ) -> None:
         """Connect the parts.
 
@@ -96,8 +97,10 @@ class ScaleUp:
             pods: all namespaces, with the index ``CLAIM_INDEX``.
             is_behind: whether what is known of the cluster may be out of date.
             gets_room: whether others are being preempted for a pod.
+            kept_back: signatures of pods that are not shown because devices look free; kept here.
         """
         self._gets_room = gets_room
+        self._kept_back = kept_back
         self._seconds = seconds
         self._most = most
         self._nodes = nodes
@@ -136,6 +139,7 @@ class ScaleUp:
         now = self._clock.monotonic()
         if not self._nodes.may_come:
             self._since.clear()
+            self._kept_back.clear()
             self._places.keep((), now)
             return
         lines, begun = await self._find(now)
@@ -154,7 +158,7 @@ class ScaleUp:
                 key: Hashable = signature if self._groups.beside(pod) else pod.metadata.uid
                 self._later[key] = now + _LATER_SECONDS
                 continue
-            if signature not in refused and not await self._is_refused(pod):
+            if signature not in refused and not await self._is_refused(pod, signature):
                 self._later[signature] = now + _LATER_SECONDS
                 continue
             refused.add(signature)
@@ -195,6 +199,7 @@ class ScaleUp:
                 level = (group or rank).level
                 lines[level, pod.metadata.namespace, signature].append(rank)
         self._since = since
+        self._kept_back &= gated
         self._places.keep(shown, now)
         return lines, {signature: pod for signature, pod in begun.items() if signature in gated}
 
@@ -272,9 +277,12 @@ class ScaleUp:
                 return True
         return False
 
-    async def _is_refused(self, pod: Pod) -> bool:
-        """Return whether the pod, or its group, still lacks devices, by all that is known now."""
-        found = await self._decider.decide(pod, Lane.FAST)
+    async def _is_refused(self, pod: Pod, signature: bytes) -> bool:
+        """Return whether the pod, or its group, still lacks devices, by all that is known now.
+
+        And whether an autoscaler would see that: it adds no node where devices look free that would serve it.
+        """
+        found = await self._decider.decide(pod, Lane.FAST, shows=True)
         if found is None:
             return False
         answer, answered = found
@@ -282,12 +290,22 @@ class ScaleUp:
             case Hard():
                 return True  # as it was refused in the slow lane; each change leads to a look there
             case Refuse(undo=undo, new_node=new_node):
+                if undo or answer.gave_up:
+                    return False
                 # A question that took much work is not worked out at each change.
-                return not (undo or answer.gave_up) and (new_node or answer.pause > 0)
+                is_seen = new_node or answer.pause > 0
+                self._keep_back(pod, signature, kept=not is_seen)
+                return is_seen
             case _:
                 self._decider.release(answered)
                 self._wakeups.queue.add(pod.key)
                 return False
+
+    def _keep_back(self, pod: Pod, signature: bytes, *, kept: bool) -> None:
+        """Note whether pods are not shown because devices look free; the pod is looked at to say so."""
+        if kept is not (signature in self._kept_back):
+            (self._kept_back.add if kept else self._kept_back.discard)(signature)
+            self._wakeups.queue.add(pod.key)
 
     async def _show(self, unit: list[Pod], signature: bytes) -> bool:
         """Lift the gates; return whether the API server answers."""

@@ -78,6 +78,8 @@ _POLL_SECONDS: Final = 10.0
 _WRITING_SECONDS: Final = 1.0
 # Without another member of an elastic group, until it does with those that are there.
 _GATHERING_SECONDS: Final = 1.0
+# Kinds of members of which one each is looked at by itself.
+_MOST_KINDS: Final = 8
 # Claims of which is known who allocates them.
 _MOST_KNOWN: Final = 10_000
 
@@ -372,6 +374,15 @@ class Gangs:
         """Return the members that wait for devices, those of one signature together."""
         members = [(pod, self._claims_of(pod)) for pod in asking.standing.gang.members]
         return crowds(self._decider, members, {p.metadata.uid for p in asking.pods}, budget)
+
+    def kinds(self, gang: Gang) -> list[Pod]:
+        """Return one of the members that need devices of each kind, of a few kinds."""
+        found: dict[bytes, Pod] = {}
+        for pod in self._standing(gang).pending:
+            found.setdefault(self._signature(pod), pod)
+            if len(found) == _MOST_KINDS:
+                break
+        return list(found.values())
 
     def _signature(self, pod: Pod) -> bytes:
         """Return what a member asks for."""

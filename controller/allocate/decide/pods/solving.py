@@ -400,6 +400,35 @@ class PodDecider:
             budget=budget,
         )
 
+    def looks_free(self, pod: Pod, budget: Budget, avoid: Collection[str]) -> bool:
+        """Return whether devices of open pools that no claim has would serve a pod by itself.
+
+        Whatever computes with slices takes them for free, also where they are set aside for others, or of no
+        use to its group. What is granted to a pod is about to be its claim's.
+
+        Args:
+            pod: that is refused.
+            budget: what the answer may cost.
+            avoid: nodes that are left out.
+        """
+        question = self.question(pod, avoid)
+        if not isinstance(question, Question) or not question.placement.nodes:
+            return False
+        outcome = allocate(
+            self._snapshot(None),
+            question.claims,
+            nodes=question.placement.nodes,
+            ignore_taint=is_controller_taint,
+            pools=self._pools.every if question.with_others else self._pools.ours,
+            budget=budget,
+        )
+        return isinstance(outcome, Allocated) and all(
+            self._cluster.is_open(PoolID(r.driver, r.pool))
+            for claim, result in zip(question.claims, outcome.results, strict=True)
+            if claim in question.ours
+            for r in result.devices.results
+        )
+
     def _fit_elsewhere(self, claims: Sequence[ResourceClaim], trial: Trial | None, budget: Budget) -> bool:
         """Return whether kube-scheduler has devices for the claims now in pools that are not ours.
 
