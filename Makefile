@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 TRUST_NOBODY := SSL_CERT_FILE=/dev/null
 
 .DEFAULT_GOAL := help
-.PHONY: account-table help venv demo test test-long test-nightly lint lint-workflows fmt types proto proto-check crash-test fault-test stop-test attack bench compare e2e upgrade-test chart-test page-test manifests wheel image sbom release-dry-run docs constraints clean
+.PHONY: account-table help venv demo test test-long test-nightly lint lint-workflows fmt types proto proto-check crash-test fault-test stop-test attack bench compare autoscaler-test e2e upgrade-test chart-test page-test manifests wheel image sbom release-dry-run docs constraints clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -92,6 +92,10 @@ bench: $(STAMP) ## the benchmarks; prints a table, writes build/bench.json and .
 
 compare: $(STAMP) ## the same pods with the controller and with kube-scheduler alone, on BIN=DIR of Kubernetes binaries; ARGS="--only NAME", --help
 	@$(VENV_BIN)/python tests/compare/compare.py --bin "$(BIN)" $(ARGS)
+
+autoscaler-test: $(STAMP) ## the real cluster autoscaler beside the driver: BIN=DIR of Kubernetes binaries, AUTOSCALER=FILE (docs/autoscaling.md builds it)
+	@test -n "$(BIN)" -a -n "$(AUTOSCALER)" || { echo "BIN=DIR and AUTOSCALER=FILE are needed: docs/autoscaling.md says how they are built" >&2; exit 2; }
+	@DRA_K8S_BIN="$(abspath $(BIN))" AUTOSCALER="$(abspath $(AUTOSCALER))" $(VENV_BIN)/python -m pytest -s -m long tests/autoscaler $(ARGS)
 
 e2e: $(STAMP) ## the end-to-end suite; CLUSTER=embedded (default; KUBERNETES=1.37), existing (KUBECONFIG, E2E_IMAGE), local (BIN=DIR, root; GATES=default, all or names), kind
 ifeq ($(CLUSTER),local)

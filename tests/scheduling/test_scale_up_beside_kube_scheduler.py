@@ -202,7 +202,7 @@ def test_a_controller_that_is_ended_in_between_goes_on(kind: str) -> None:
 def test_the_plugin_of_kube_scheduler_takes_tainted_devices_without_the_gate_for_taints(
     tmp_path: Path,
 ) -> None:
-    """So does the cluster autoscaler, which runs that plugin: docs/autoscaling.md turns it off there."""
+    """So does the cluster autoscaler with that flag, which runs the plugin (docs/autoscaling.md)."""
     binaries()
 
     async def scenario() -> None:

@@ -15,7 +15,7 @@ import yaml
 from builders import DRIVER, PROTECTED
 from inline_answers import inline
 from manifest_files import documents
-from real_apiserver import binaries, real_apiserver
+from real_apiserver import RealApiServer, binaries, real_apiserver
 from real_scheduler import real_scheduler
 from without_storage import WithoutStorage
 
@@ -67,12 +67,16 @@ class SchedulingWorld:
         api: a client that may do everything.
         scheduler: its ``slow_binding`` are the seconds between a decision and the reservation of claims.
         connect: returns a client with a token, if empty, one that may do everything; the caller closes it.
+        server: the real API server, where there is one.
     """
 
-    def __init__(self, connect: Connect, api: KubeApi, scheduler: Binding) -> None:
+    def __init__(
+        self, connect: Connect, api: KubeApi, scheduler: Binding, server: RealApiServer | None = None
+    ) -> None:
         self.api = api
         self.scheduler = scheduler
         self.connect = connect
+        self.server = server
 
     @contextlib.asynccontextmanager
     async def controller(
@@ -246,6 +250,6 @@ async def _real(folder: Path, gates: real_gates.Flags | None) -> AsyncIterator[S
                 return await server.client(*filter(None, (token,)))
 
             async with real_scheduler(server, folder, *flags) as scheduler:
-                yield SchedulingWorld(connect, api, scheduler)
+                yield SchedulingWorld(connect, api, scheduler, server)
         finally:
             await api.close()
