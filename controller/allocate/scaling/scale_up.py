@@ -32,7 +32,7 @@ from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.errors import ApiError, DraError, ServerBusy
 from dra_driver.kube import EventRecorder, Informer
 from dra_driver.ports import Clock
-from dra_driver.resourceclaim import foreign_gates, is_gated
+from dra_driver.resourceclaim import extended_resources, foreign_gates, is_gated, lacks_extended_claim
 
 __all__ = ["ScaleUp"]
 
@@ -253,7 +253,7 @@ class ScaleUp:
         members = self._groups.beside(pod)
         unit: list[Pod] = []
         for member in members or (pod,):
-            served = member.spec.node_name or not self._wakeups.lacks_devices(member)
+            served = member.spec.node_name or not self._lacks_devices(member)
             if served or foreign_gates(member):
                 continue
             if self._waiting(member.key) is None or self._shares(member):
@@ -265,6 +265,12 @@ class ScaleUp:
             if is_gated(member) and member.metadata.uid not in self._places:
                 unit.append(member)
         return unit
+
+    def _lacks_devices(self, pod: Pod) -> bool:
+        """Return whether a claim of a pod that waits is not allocated, or not even made by kube-scheduler."""
+        return self._wakeups.lacks_devices(pod) or (
+            bool(extended_resources(pod)) and lacks_extended_claim(pod, self._assume_cache.get)
+        )
 
     def _shares(self, pod: Pod) -> bool:
         """Return whether a claim of the pod that is not allocated has other users."""
@@ -318,7 +324,7 @@ class ScaleUp:
         return True
 
     async def _lift(self, pod: Pod, signature: bytes) -> bool:
-        if not self._wakeups.lacks_devices(pod):
+        if not self._lacks_devices(pod):
             return True  # it got them meanwhile, and loses the gate when they are written
         try:
             await self._writer.ungate(pod)

@@ -18,9 +18,11 @@ from open_cluster import cluster_of
 
 from dra_driver.api.core import NODES, PODS
 from dra_driver.api.own.policy import DEVICE_POLICIES
+from dra_driver.api.resource import DEVICE_CLASSES
 
 DELAY = 15.0
 OPENS = 60.0
+RESOURCE = "example.com/gpu"
 SAID = "; no node is added for it as long as devices look free to an autoscaler"
 
 
@@ -73,6 +75,22 @@ def test_a_group_is_shown_when_no_device_that_would_serve_a_member_looks_free() 
         for name in names:
             assert h.reason(name).reason == "WaitingForScaleUp"
             assert SAID not in h.reason(name).message
+
+    play(cluster, scenario)
+
+
+def test_a_pod_that_asks_for_an_extended_resource_is_shown_where_all_devices_are_busy() -> None:
+    cluster = cluster_of("n1")
+    cluster.edit(DEVICE_CLASSES, "gpu", {"spec": {"extendedResourceName": RESOURCE}})
+    container = {"name": "c", "image": "i", "resources": {"requests": {RESOURCE: "1"}}}
+
+    async def scenario(h: Harness) -> None:
+        await busy(h, "a", "n1")
+        await busy(h, "b", "n1")
+        pod(cluster, "extended", containers=[container])
+        await asyncio.sleep(3 * DELAY)
+        assert not h.gates("extended")
+        assert len(h.events("WaitingForScaleUp")) == 1
 
     play(cluster, scenario)
 
