@@ -23,7 +23,7 @@ from dra_driver.resourceclaim import is_gated
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 DELAY = 1.0
-CONTROL_SECONDS = 30.0
+CONTROL_SECONDS = 60.0
 SICK = [{"reason": "Broken", "severity": "failed"}]
 
 Scenario = Callable[[Autoscaled], Awaitable[None]]
@@ -158,6 +158,9 @@ def test_from_zero_nodes_and_back(tmp_path: Path) -> None:
         ours = f'device.driver == "{OURS}" && device.attributes["{OURS}"].type == "gpu"'
         await api.create(DEVICE_CLASSES, device_class("any", ours))
         await api.create(DEVICE_CLASSES, device_class("other", 'device.driver == "other.example.com"'))
+        # For the pod of the controller, which asks for no device.
+        await machines.machine_set("plain", most=1)
+        await world.sizes("plain", 1)
         async with growing(world), world.autoscaler():
             await from_zero_without_us(world)
             await begin(world, "gpus", gpu(0), gpu(1), replicas=0)
@@ -180,17 +183,14 @@ async def from_zero_without_us(world: Autoscaled) -> None:
     api = world.beside.world.api
     await api.create(RESOURCE_CLAIMS, claim("other", request("nic", "other"), namespace=NAMESPACE))
     await world.beside.pod("other", "other")
-
-    async def came() -> list[str]:
-        # The set grows for the pod of the controller as well, which asks for no device.
-        return await world.events("TriggeredScaleUp")
-
-    try:
-        await world.until("a node is added from zero", came, CONTROL_SECONDS)
-    except AssertionError:
-        pytest.skip(
-            "this autoscaler adds no node from zero for claims of any driver: autoscaler#10199, #10200"
-        )
+    end = time.monotonic() + CONTROL_SECONDS
+    while time.monotonic() < end and not await world.events("TriggeredScaleUp"):
+        said = await world.events("NotTriggerScaleUp")
+        if any("cannot allocate all claims" in message for message in said):
+            pytest.skip(
+                "this autoscaler adds no node from zero for claims of any driver: autoscaler#10199, #10200"
+            )
+        await asyncio.sleep(0.5)
     await world.beside.end("other")
 
 
