@@ -225,9 +225,10 @@ class ClusterApi:
             if one.spec.node_name == name:
                 with contextlib.suppress(NotFound):
                     await self._api.delete(RESOURCE_SLICES, one.metadata.name)
-        for resource, of in ((DEVICE_INVENTORIES, f"{name}.{OURS}"), (NODES, name)):
-            with contextlib.suppress(NotFound):
-                await self._api.delete(resource, of)
+        with contextlib.suppress(NotFound):
+            await self._api.delete(DEVICE_INVENTORIES, f"{name}.{OURS}")
+        with contextlib.suppress(NotFound):
+            await self._api.delete(NODES, name)
 
     async def _run_pods(self) -> None:
         """Do as kubelets: pods that are bound run; those that are to be deleted go."""
