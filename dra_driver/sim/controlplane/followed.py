@@ -54,10 +54,10 @@ class FollowedCluster:
         """Forget assumed claims that the watch has shown, or has shown to be deleted."""
         for key, assumed in list(self._assumed.items()):
             seen = self._claims.get(key)
-            if (
-                seen is None
-                or seen.metadata.uid != assumed.metadata.uid
-                or is_newer(seen.metadata.resource_version, assumed.metadata.resource_version)
+            # One that is not there was deleted, or made so shortly before that the watch does not know it yet.
+            known = self._claims.resource_version if seen is None else seen.metadata.resource_version
+            if (seen is not None and seen.metadata.uid != assumed.metadata.uid) or is_newer(
+                known, assumed.metadata.resource_version
             ):
                 del self._assumed[key]
                 self._changed(assumed)

@@ -162,6 +162,13 @@ def test_an_assumed_claim_counts_until_the_watch_shows_it() -> None:
             {"gpu-1": "default/claim"}
         ]
         assert followed.claim(written.key) is written
+        # One that kube-scheduler has just made, for extended resources, is unknown to the watch.
+        cluster.put(RESOURCE_CLAIMS, claim_of("made", "node-0", [2]))
+        followed.assume(made := cluster.obj(RESOURCE_CLAIMS, "made", "default"))
+        followed.forget_what_is_seen()
+        assert followed.claim(made.key) is made
+        assert set(next(iter(followed.snapshot().allocated.pools.values())).devices) == {"gpu-1", "gpu-2"}
+        cluster.remove(RESOURCE_CLAIMS, "made", "default")
         cluster.remove(RESOURCE_CLAIMS, "claim", "default")
         cluster.quiet.clear()
         cluster.wake()
