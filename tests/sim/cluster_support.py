@@ -179,6 +179,16 @@ async def pool_becomes(cluster: EmbeddedCluster, node: str, *expected: object) -
     await cluster.wait_for(f"the pool of {node} to be {expected}", reached)
 
 
+async def opened(cluster: EmbeddedCluster) -> None:
+    """Wait until every pool is open: one that comes before the policy is proved is tainted at first."""
+
+    async def reached() -> bool:
+        inventories = (await cluster.api.list(DEVICE_INVENTORIES)).items
+        return {i.status.publication.allocator for i in inventories} == {"open"}
+
+    await cluster.wait_for("all pools to be open", reached)
+
+
 async def add_policy(cluster: EmbeddedCluster, name: str, **spec: str) -> None:
     meta = {"apiVersion": DEVICE_POLICIES.api_version, "kind": DEVICE_POLICIES.kind}
     await cluster.api.create(DEVICE_POLICIES, {**meta, "metadata": {"name": name}, "spec": spec})

@@ -55,6 +55,7 @@ def test_a_pod_gets_the_idle_device_and_no_slice_is_written_for_it() -> None:
     async def scenario(cluster: EmbeddedCluster) -> None:
         node = next(iter(cluster.nodes.values()))
         await support.apply(cluster, support.TEMPLATE)
+        await support.opened(cluster)
         set_loads(node, 90, 0)
         await busy(cluster, node, first)
         before = await versions(cluster)  # not at the start, at which the kubelet may delete slices once more

@@ -95,12 +95,10 @@ def test_pods_run_on_nodes_that_are_added_for_them(spec: dict[str, Any], protect
         async with autoscaler(cluster):
             for name in names:
                 await support.phase(cluster, name, "Running")
-        # A pool that comes before the policy is proved to be in force is tainted at first.
-        wanted, found = {"open" if protected else "scheduler"}, set[str]()
-        while found != wanted:
-            inventories = (await cluster.api.list(DEVICE_INVENTORIES)).items
-            found = {i.status.publication.allocator for i in inventories}
-            await asyncio.sleep(0.2)
+        if protected:
+            await support.opened(cluster)
+        inventories = (await cluster.api.list(DEVICE_INVENTORIES)).items
+        assert {i.status.publication.allocator for i in inventories} == {"open" if protected else "scheduler"}
         assert len(cluster.nodes) == 2
         left = await cluster.api.get(PODS, "other", "default")
         if protected:
