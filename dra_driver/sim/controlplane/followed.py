@@ -6,10 +6,16 @@ from collections.abc import Iterable, Mapping
 
 from dra_driver.api.core import Node
 from dra_driver.api.meta import ObjectKey, Uid
-from dra_driver.api.resource import AllocationResult, DeviceClass, ResourceClaim, ResourceSlice
+from dra_driver.api.resource import (
+    AllocationResult,
+    DeviceClass,
+    DeviceTaintRule,
+    ResourceClaim,
+    ResourceSlice,
+)
 from dra_driver.kube import Changes, Handler, Informer
 from dra_driver.ownership import is_newer
-from dra_driver.structured import AllocatedState, AllocationTracker, Snapshot
+from dra_driver.structured import AllocatedState, AllocationTracker, Snapshot, with_rules
 
 __all__ = ["FollowedCluster"]
 
@@ -18,18 +24,20 @@ class FollowedCluster:
     """Follows informers, and keeps what they do not show: claims that were written, and what was decided.
 
     Args:
-        slices, classes, nodes, claims: the informers.
+        slices, rules, classes, nodes, claims: the informers.
     """
 
     def __init__(
         self,
         *,
         slices: Informer[ResourceSlice],
+        rules: Informer[DeviceTaintRule],
         classes: Informer[DeviceClass],
         nodes: Informer[Node],
         claims: Informer[ResourceClaim],
     ) -> None:
-        self._slices, self._classes = Changes(slices), Changes(classes)
+        self._all_slices, self._all_rules = slices, rules
+        self._slices, self._rules, self._classes = Changes(slices), Changes(rules), Changes(classes)
         # Nodes change with every heartbeat; only their labels matter to devices.
         self._nodes = Changes(nodes, lambda old, new: old.metadata.labels == new.metadata.labels)
         self._claims = claims
@@ -88,8 +96,14 @@ class FollowedCluster:
 
     def snapshot(self) -> Snapshot:
         """Return the cluster as it is now."""
-        if self._slices:
-            self._snapshot = self._snapshot.with_slices(*self._slices.take())
+        if self._slices or self._rules:
+            changed, removed = self._slices.take()
+            seldom = any(self._rules.take())
+            tainted = (
+                with_rules(s, self._all_rules.items())
+                for s in (self._all_slices.items() if seldom else changed)
+            )
+            self._snapshot = self._snapshot.with_slices(tainted, removed)
         if self._classes:
             self._snapshot = self._snapshot.with_classes(*self._classes.take())
         if self._nodes:

@@ -1,7 +1,7 @@
 """A stand-in for kube-scheduler: it allocates claims and binds pods as the recorded scheduler does.
 
-It allocates first-fit with our own allocator, respects taints (so it leaves a pool that our controller
-allocates), follows allocations made by others, reserves, binds, and deallocates in the same cases as the real
+It allocates first-fit with our own allocator, respects taints, those of DeviceTaintRules included (so it
+leaves a pool that our controller has tainted), follows allocations made by others, reserves, binds, and deallocates in the same cases as the real
 one: when no node fits and one was ruled out by the allocation of a claim that no other pod uses. Extended
 resources of device classes get a claim. Of a pod whose claims others have allocated the binding cycle goes on
 beside other pods: it nominates the node, reserves the claims as it finds them, and binds; a failure clears
@@ -37,6 +37,7 @@ from dra_driver.api.resource import (
     AllocationResult,
     DeviceClass,
     ResourceClaim,
+    device_taint_rules,
 )
 from dra_driver.errors import Conflict, DraError, Forbidden, Invalid, NotFound
 from dra_driver.kube import EventRecorder, Handler, Informer, SystemClock
@@ -122,6 +123,7 @@ class Scheduler:
         self._pods = Informer(api, PODS)
         self._claims = Informer(api, RESOURCE_CLAIMS, indices={"owner": owner_uids})
         self._slices = Informer(api, RESOURCE_SLICES)
+        self._rules = Informer(api, device_taint_rules("v1beta2"))
         self._classes = Informer(api, DEVICE_CLASSES)
         self._nodes = Informer(api, NODES)
         self._volumes = FollowedVolumes(api, self._nodes)
@@ -130,7 +132,11 @@ class Scheduler:
         self._recorder = EventRecorder(api, name, SystemClock())
         self._dirty = asyncio.Event()
         self._cluster = FollowedCluster(
-            slices=self._slices, classes=self._classes, nodes=self._nodes, claims=self._claims
+            slices=self._slices,
+            rules=self._rules,
+            classes=self._classes,
+            nodes=self._nodes,
+            claims=self._claims,
         )
         self._claim_writer = ClaimWriter(api, self._cluster.assume)
         self._bound: dict[str, str] = {}  # pod UID → node, until the watch shows it
@@ -142,6 +148,7 @@ class Scheduler:
             self._pods,
             self._claims,
             self._slices,
+            self._rules,
             self._classes,
             self._nodes,
             *self._volumes.informers,

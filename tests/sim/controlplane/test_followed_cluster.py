@@ -14,14 +14,17 @@ from dra_driver.api.resource import (
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
     DeviceClass,
+    DeviceTaintRule,
     ResourceClaim,
     ResourceSlice,
+    device_taint_rules,
 )
 from dra_driver.kube import Informer
 from dra_driver.sim.controlplane.followed import FollowedCluster
-from dra_driver.structured import AllocatedState, Snapshot
+from dra_driver.structured import AllocatedState, Snapshot, with_rules
 
 DRIVER = "gpu.example.com"
+RULES = device_taint_rules("v1beta2")
 
 
 def slice_of(node: str, devices: int, generation: int) -> dict[str, Any]:
@@ -45,7 +48,10 @@ def claim_of(name: str, node: str, devices: list[int]) -> dict[str, Any]:
 def facts(snapshot: Snapshot) -> object:
     return (
         {
-            name: [(p.id, p.incomplete, [d.id.device for d in p.devices]) for p in snapshot.view(name).pools]
+            name: [
+                (p.id, p.incomplete, [(d.id.device, d.device.taints) for d in p.devices])
+                for p in snapshot.view(name).pools
+            ]
             for name in snapshot.nodes
         },
         {name: node.metadata.labels for name, node in snapshot.nodes.items()},
@@ -57,7 +63,7 @@ def facts(snapshot: Snapshot) -> object:
 
 def change(cluster: FakeClient, rng: random.Random) -> None:
     node = f"node-{rng.randrange(4)}"
-    kinds: list[Resource[Any]] = [NODES, RESOURCE_SLICES, RESOURCE_CLAIMS, DEVICE_CLASSES]
+    kinds: list[Resource[Any]] = [NODES, RESOURCE_SLICES, RESOURCE_CLAIMS, DEVICE_CLASSES, RULES]
     kind = rng.choice(kinds)
     claim = f"claim-{rng.randrange(5)}"
     names: dict[Resource[Any], str] = {
@@ -65,6 +71,7 @@ def change(cluster: FakeClient, rng: random.Random) -> None:
         RESOURCE_SLICES: f"slice-{node}",
         RESOURCE_CLAIMS: claim,
         DEVICE_CLASSES: "gpu",
+        RULES: node,
     }
     namespace = "default" if kind is RESOURCE_CLAIMS else ""
     if rng.random() < 0.3:
@@ -78,6 +85,13 @@ def change(cluster: FakeClient, rng: random.Random) -> None:
         # Two claims with one device, too: what is left when one of them goes must be right.
         RESOURCE_CLAIMS: claim_of(claim, node, rng.sample(range(3), rng.randrange(3))),
         DEVICE_CLASSES: {"metadata": {"name": "gpu"}, "spec": {}},
+        RULES: {
+            "metadata": {"name": node},
+            "spec": {
+                "deviceSelector": {"pool": node, "device": f"gpu-{rng.randrange(3)}"},
+                "taint": {"key": "sick", "effect": "NoSchedule", "timeAdded": "2026-01-01T00:00:00Z"},
+            },
+        },
     }
     cluster.put(kind, bodies[kind])
 
@@ -90,13 +104,14 @@ def test_follows_every_change() -> None:
             change(cluster, rng)
         slices, classes = Informer(cluster, RESOURCE_SLICES), Informer(cluster, DEVICE_CLASSES)
         nodes, claims = Informer(cluster, NODES), Informer(cluster, RESOURCE_CLAIMS)
-        followed = FollowedCluster(slices=slices, classes=classes, nodes=nodes, claims=claims)
-        informers: tuple[Informer[Any], ...] = (slices, classes, nodes, claims)
+        rules = Informer(cluster, RULES)
+        followed = FollowedCluster(slices=slices, rules=rules, classes=classes, nodes=nodes, claims=claims)
+        informers: tuple[Informer[Any], ...] = (slices, rules, classes, nodes, claims)
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(i.run()) for i in informers]
             for informer in informers:
                 await informer.synced.wait()
-            await compare(rng, cluster, followed, slices, classes, nodes, claims)
+            await compare(rng, cluster, followed, slices, rules, classes, nodes, claims)
             for task in tasks:
                 task.cancel()
 
@@ -105,12 +120,13 @@ def test_follows_every_change() -> None:
         cluster: FakeClient,
         followed: FollowedCluster,
         slices: Informer[ResourceSlice],
+        rules: Informer[DeviceTaintRule],
         classes: Informer[DeviceClass],
         nodes: Informer[Node],
         claims: Informer[ResourceClaim],
     ) -> None:
         checked = 0
-        every: tuple[Informer[Any], ...] = (slices, classes, nodes, claims)
+        every: tuple[Informer[Any], ...] = (slices, rules, classes, nodes, claims)
         for _ in range(150):
             for _ in range(rng.randrange(1, 5)):
                 change(cluster, rng)
@@ -123,7 +139,7 @@ def test_follows_every_change() -> None:
             ):
                 continue
             anew = Snapshot.build(
-                slices=slices.items(),
+                slices=[with_rules(s, rules.items()) for s in slices.items()],
                 classes=classes.items(),
                 nodes=nodes.items(),
                 allocated=AllocatedState.from_claims(sorted(claims.items(), key=lambda c: c.key)),
@@ -142,6 +158,7 @@ def test_an_assumed_claim_counts_until_the_watch_shows_it() -> None:
         claims = Informer(cluster, RESOURCE_CLAIMS)
         followed = FollowedCluster(
             slices=Informer(cluster, RESOURCE_SLICES),
+            rules=Informer(cluster, RULES),
             classes=Informer(cluster, DEVICE_CLASSES),
             nodes=Informer(cluster, NODES),
             claims=claims,
