@@ -62,7 +62,7 @@ class FollowedCluster:
         """Forget assumed claims that the watch has shown, or has shown to be deleted."""
         for key, assumed in list(self._assumed.items()):
             seen = self._claims.get(key)
-            # One that is not there was deleted, or made so shortly before that the watch does not know it yet.
+            # One that is not there was deleted, or made a moment ago: the watch does not know it yet.
             known = self._claims.resource_version if seen is None else seen.metadata.resource_version
             if (seen is not None and seen.metadata.uid != assumed.metadata.uid) or is_newer(
                 known, assumed.metadata.resource_version

@@ -1,14 +1,14 @@
 """A stand-in for kube-scheduler: it allocates claims and binds pods as the recorded scheduler does.
 
 It allocates first-fit with our own allocator, respects taints, those of DeviceTaintRules included (so it
-leaves a pool that our controller has tainted), follows allocations made by others, reserves, binds, and deallocates in the same cases as the real
-one: when no node fits and one was ruled out by the allocation of a claim that no other pod uses. Extended
-resources of device classes get a claim. Of a pod whose claims others have allocated the binding cycle goes on
-beside other pods: it nominates the node, reserves the claims as it finds them, and binds; a failure clears
-the nominated node in the write that reports it. Pods of higher priority come first. A pod that was refused
-for other reasons than its claims is looked at again when something changes that may help it. Volumes are
-looked at by the rules that the controller goes by, too; none are bound or made. There is no preemption, and
-no score beyond "fewest pods".
+leaves a pool that our controller has tainted), follows allocations made by others, reserves, binds, and
+deallocates in the same cases as the real one: when no node fits and one was ruled out by the allocation of a
+claim that no other pod uses. Extended resources of device classes get a claim. Of a pod whose claims others
+have allocated the binding cycle goes on beside other pods: it nominates the node, reserves the claims as it
+finds them, and binds; a failure clears the nominated node in the write that reports it. Pods of higher
+priority come first. A pod that was refused for other reasons than its claims is looked at again when
+something changes that may help it. Volumes are looked at by the rules that the controller goes by, too; none
+are bound or made. There is no preemption, and no score beyond "fewest pods".
 
 In one thing it is more careful: where a write of a claim is not answered, it reads the claim before it
 decides anything else. kube-scheduler takes the devices for free until its watch shows otherwise, and gives

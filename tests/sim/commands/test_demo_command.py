@@ -296,7 +296,7 @@ def test_keep_stays_until_a_signal_and_leaves_nothing(tmp_path: Path) -> None:
                 break
         assert Path(root).is_dir()
         assert yaml.safe_load(kubeconfig.read_text())["current-context"]
-        assert len(children_of(root)) == 4  # one plugin is for NICs; the controller has a kubeconfig of its own
+        assert len(children_of(root)) == 4  # one plugin is for NICs; the controller has an account
         assert len(children_of(f"--kubeconfig={kubeconfig}")) == 3
         os.kill(process.pid, signal.SIGTERM)
         assert process.wait(60) == 0
