@@ -77,8 +77,8 @@ class FormerRecalls:
         except NotFound:
             pass
         except Forbidden as e:
-            # Its rights go with the object; where the object is there, somebody has to delete it.
-            log.info("what an earlier version may have recalled cannot be read", error=str(e))
+            # The right to read it comes with the object: where only that is left, somebody has to delete it.
+            log.debug("what an earlier version may have recalled cannot be read", error=str(e))
         except DraError as e:
             log.warning("what an earlier version has recalled cannot be emptied", error=str(e))
             return False

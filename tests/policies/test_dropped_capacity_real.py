@@ -154,7 +154,7 @@ async def installed(client: KubeApi, url: str) -> None:
         resource = MUTATING_WEBHOOKS if kind == MUTATING_WEBHOOKS.kind else VALIDATING_WEBHOOKS
         await client.create(resource, configuration)
     done = await provide(client, NAMESPACE, time.time())
-    assert len([text for text in done if "authorities written" in text]) == 2
+    assert len([text for text in done if "authorities written" in text]) == 3
 
 
 async def until(started: RealApiServer, expected: int) -> None:
