@@ -14,11 +14,12 @@ import pytest
 from account_table import attempts, committed, joined, labels, page, rights_of, verdict, write
 from policy_cases import CORE, TENANT, Write, cases
 from policy_world import describe_nodes, settled, world
-from real_apiserver import RealApiServer, real_apiserver
+from real_apiserver import RealApiServer, gate_flag, real_apiserver
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealApiServer]:
+    gate_flag("DRAResourceClaimGranularStatusAuthorization")  # without it agents have more rights
     with real_apiserver(tmp_path_factory.mktemp("real")) as started:
         yield started
 
