@@ -30,6 +30,7 @@ from dra_driver.api.storage import (
     PERSISTENT_VOLUME_CLAIMS,
     PERSISTENT_VOLUMES,
 )
+from dra_driver.errors import NotFound
 from dra_driver.kube import KubeApi
 from dra_driver.sim.apiserver import DEFAULT, ApiServer
 from dra_driver.sim.assets import deploy_directory
@@ -142,11 +143,9 @@ class SchedulingWorld:
         """Say how many volumes of the test's driver can be attached to a node."""
         driver = {"name": STORAGE_DRIVER, "nodeID": node, "topologyKeys": [], "allocatable": {"count": count}}
         body = {"metadata": {"name": node}, "spec": {"drivers": [driver]}}
-        known = [n.metadata.name for n in (await self.api.list(CSI_NODES)).items]
-        if node in known:
-            await self.api.merge_patch(CSI_NODES, node, {"spec": body["spec"]})
-        else:
-            await self.api.create(CSI_NODES, {"apiVersion": "storage.k8s.io/v1", "kind": "CSINode", **body})
+        with contextlib.suppress(NotFound):
+            await self.api.delete(CSI_NODES, node)  # it cannot be changed before 1.35
+        await self.api.create(CSI_NODES, {"apiVersion": "storage.k8s.io/v1", "kind": "CSINode", **body})
 
     async def bound_volume(self, claim: str, driver: str = STORAGE_DRIVER) -> None:
         """Make a PersistentVolumeClaim with its volume."""

@@ -47,10 +47,15 @@ def binaries() -> Path:
 
 @functools.cache
 def feature_gates(program: Path) -> dict[str, bool]:
-    """Return the feature gates that a kube-apiserver lists, and whether they are on by default."""
+    """Return the feature gates that a program of Kubernetes lists, and whether they are on by default."""
     text = subprocess.run([program, "--help"], check=True, capture_output=True, text=True).stdout
     found = re.findall(r"kube:(\w+)=true\|false \(\w+ - default=(\w+)\)", text)
     return {gate: default == "true" for gate, default in found}
+
+
+def scheduler_has(gate: str) -> bool:
+    """Return whether a feature gate of the kube-scheduler is on by default."""
+    return feature_gates(binaries() / "kube-scheduler").get(gate, False)
 
 
 def gate_flag(*gates: str) -> str:
