@@ -180,11 +180,6 @@ class Controllers:
             await asyncio.sleep(0.1)
         raise TimeoutError(f"no controller leads after {seconds:g} s")
 
-    def pids(self) -> list[int]:
-        """Return all processes of both replicas, mains first."""
-        mains = [r.pid for r in self.replicas if r.pid]
-        return mains + [child for pid in mains for child in children(pid)]
-
     async def replace(self) -> None:
         """Kill both and let the next ones lead at once."""
         for replica in self.replicas:

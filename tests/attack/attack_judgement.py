@@ -168,7 +168,11 @@ class DeviceWatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bars:
-    """What an attack may cost. Times in seconds, memory in MiB."""
+    """What an attack may cost. Times in seconds.
+
+    Attributes:
+        memory: of one controller with its processes, in MiB: half of the limit that the chart sets.
+    """
 
     median: float = 1.0
     worst: float = 3.0
@@ -177,7 +181,7 @@ class Bars:
     lag_longest: float = 0.25
     probe: float = 0.3
     review: float = 1.0
-    memory: float = 700.0
+    memory: float = 704.0
     doubled: int = 0
 
 
@@ -196,7 +200,7 @@ class Measured:
             could be read.
         probe: longest answer to a probe, in seconds; None if none was asked for.
         review: longest answer to an admission review, in seconds; None if none was asked for.
-        memory: highest PSS of all processes of the controllers together, in MiB; None if none could be read.
+        memory: highest PSS of all processes of one controller, in MiB; None if none could be read.
         doubled: devices in two claims.
         problems: why the attack did not take place as it should have.
         notes: what happened, for people.

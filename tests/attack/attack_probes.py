@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from attack_cluster import Controllers, Replica
+from attack_cluster import Controllers, Replica, children
 
 from dra_driver.sim.processes import spawn
 
@@ -149,7 +149,7 @@ class Watchers:
     """Probes, reviews and memory, from ``begin`` on.
 
     Attributes:
-        memory: highest sum of the PSS of all processes so far, in MiB.
+        memory: highest sum of the PSS of all processes of a controller so far, in MiB.
         noise: longest delay of a process that does nothing but sleep, in seconds: what the machine adds.
         server: longest answer of the API server to a small question, in seconds: what it adds.
         failures: answers other than 200, for people.
@@ -281,6 +281,7 @@ class Watchers:
                 self.server = max(self.server, answer[0])
 
     def _look_at_memory(self) -> None:
-        whole = sum(map(pss, self._controllers.pids())) / _MIB
+        pids = [replica.pid for replica in self._controllers.replicas if replica.pid]
+        largest = max((sum(map(pss, (pid, *children(pid)))) for pid in pids), default=0) / _MIB
         with self._lock:
-            self.memory = max(self.memory or 0.0, whole)
+            self.memory = max(self.memory or 0.0, largest)
