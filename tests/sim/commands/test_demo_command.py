@@ -200,6 +200,7 @@ def forked_demo(nodes: int = DEFAULT_NODES) -> ClusterConfig:
     return dataclasses.replace(demo_cluster(nodes), spawn=forked.spawn)
 
 
+@pytest.mark.long
 @pytest.mark.sim
 def test_the_demo_succeeds_and_prints_its_table() -> None:
     out = io.StringIO()

@@ -303,6 +303,7 @@ def test_clients_find_the_next_daemon_where_the_last_one_was(root: Path, daemons
     assert (shared / "mine").exists()
 
 
+@pytest.mark.long
 def test_three_million_files_are_not_removed_inside_a_call(root: Path, daemons: MpsDaemons) -> None:
     started(daemons, root, "gpu-0")
     for i in range(5000):

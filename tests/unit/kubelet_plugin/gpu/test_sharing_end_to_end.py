@@ -363,6 +363,7 @@ def test_leftovers_are_found_twice_before_they_count(tmp_path: Path, state: Path
     asyncio.run(main())
 
 
+@pytest.mark.long
 def test_what_tenants_wrote_is_removed_beside_the_calls(tmp_path: Path, state: Path) -> None:
     tools = Tools(tmp_path / "bin")
 
