@@ -280,7 +280,7 @@ class EmbeddedCluster:
         kubeconfig, opens = self.kubeconfig, self.config.opens_pools
         if opens:
             # The policy that keeps devices for the controller knows it by its account.
-            kubeconfig = self.root / "controller.kubeconfig"
+            kubeconfig = self.root / "kubeconfig-of-the-controller"
             self.server.write_kubeconfig(kubeconfig, CONTROLLER_ACCOUNT)
         return dra_driver_command(
             "controller",
