@@ -118,8 +118,12 @@ class Granting:
         """
         ownership = self._cluster.ownership
         waiting = tuple(c for c in claims if c.status.allocation is None)
+        # Of a claim that its own pools could serve it may choose devices of ours, again and again.
+        refused = bool(refused_devices(pod))
         alone = any(
-            owner is ClaimOwnership.MIXED or (owner is ClaimOwnership.OURS and _is_newer(c))
+            owner is ClaimOwnership.MIXED
+            or (owner is ClaimOwnership.OURS and _is_newer(c))
+            or (owner is ClaimOwnership.KUBE_SCHEDULER and refused)
             for c in waiting
             for owner in (ownership.claim(c).ownership,)
         )

@@ -203,6 +203,29 @@ def test_devices_of_ours_are_granted_where_kube_scheduler_could_not_use_those_of
     assert isinstance(world.decisions.decide(question).decision, Refuse)
 
 
+def test_what_kube_scheduler_chose_of_ours_is_granted_although_others_could_serve_the_claim() -> None:
+    """It chooses the same again and again, and never what it may allocate."""
+    world = SimulatedCluster()
+    world.node("n3")
+    nic = builders.device("nic-0")
+    world.seen(ResourceSlice, builders.resource_slice("n3", builders.device("gpu-0")))
+    world.seen(ResourceSlice, builders.resource_slice("n3", nic, driver=OTHER))
+    world.claim("both", *both())
+    assert world.ask("a", "both") == Proceed(theirs=True)
+    refusal = (
+        "add allocation and reservation to claim ns/both: is forbidden: "
+        "ValidatingAdmissionPolicy 'dra-driver-grants' with binding 'dra-driver-grants' denied request: "
+        f"these devices are allocated by the controller (turn 3) [{pool('n2')}/gpu-0]"
+    )
+    report = {"type": "PodScheduled", "status": "False", "reason": "SchedulerError", "message": refusal}
+    pod_ = builders.pod("a", "both", uid="a")
+    pod_["status"]["conditions"] = [report]
+    world.seen(Pod, pod_)
+    decision = world.decisions.decide(PodQuestion(PodID(ObjectKey(NS, "a"), Uid("a")), 0.0)).decision
+    assert isinstance(decision, GrantDevices)
+    assert decision.node == "n2"
+
+
 def test_a_node_whose_device_plugin_advertises_the_resource_is_left_out() -> None:
     world = SimulatedCluster()
     world.node("n1", example_com__gpu="2")
