@@ -252,28 +252,38 @@ class EventWatch:
         )
         # A set of several GPUs is the first one; what comes later has its own.
         alone = self._apart or bool(self._sets) or bool(self._failures)
-        for gpus in [[g] for g in due] if alone else [due] if due else []:
-            self._make_set(gpus)
+        if due:
+            self._make_sets([[g] for g in due] if alone else [due])
 
-    def _make_set(self, gpus: Sequence[str]) -> None:
-        try:
-            created = pynvml.nvmlEventSetCreate()
-        except pynvml.NVMLError as e:
-            self._put_off(gpus)
-            self._say(", ".join(gpus), "GPU events are not available", e)
-            return
-        answers = self._lanes.each(gpus, "the registration of its events", lambda g: self._watch(g, created))
+    def _make_sets(self, groups: Sequence[Sequence[str]]) -> None:
+        """Make an event set for each group; a GPU that hangs takes no longer than one of them."""
+        sets: dict[str, Any] = {}
+        for gpus in groups:
+            try:
+                sets |= dict.fromkeys(gpus, pynvml.nvmlEventSetCreate())
+            except pynvml.NVMLError as e:
+                self._put_off(gpus)
+                self._say(", ".join(gpus), "GPU events are not available", e)
+        answers = self._lanes.at_once(
+            sets, "the registration of its events", lambda gpu: self._watch(gpu, sets[gpu])
+        )
         failed = {g: answer for g, answer in answers.found.items() if isinstance(answer, Exception)}
         failed |= {g: DiscoveryError(str(call)) for g, call in answers.late.items()}
         self._put_off(failed)
         for gpu, error in failed.items():
             self._say(gpu, "a GPU's events are not watched", error)
-        watched = {a: g for g, a in answers.found.items() if isinstance(a, int)}
-        made = _Set(created, watched, pending=bool(answers.late))
-        if watched:
-            self._sets.append(made)
-        else:
-            _free(made)
+        watched = {g: a for g, a in answers.found.items() if isinstance(a, int)}
+        for gpus in groups:
+            if gpus[0] in sets:
+                made = _Set(
+                    sets[gpus[0]],
+                    {watched[g]: g for g in gpus if g in watched},
+                    pending=any(g in answers.late for g in gpus),
+                )
+                if made.watched:
+                    self._sets.append(made)
+                else:
+                    _free(made)
 
     def _watch(self, gpu: str, events: Any) -> int | Exception:
         """Register a GPU, in its lane; return the address of its handle, or why that is impossible."""

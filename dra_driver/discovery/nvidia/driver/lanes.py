@@ -149,6 +149,24 @@ class Lanes:
                 return answers
             self._wait_for_one(answers.late)
 
+    def at_once(self, lanes: Iterable[str], what: str, work: Callable[[str], _T]) -> Answers[_T]:
+        """Do the same in several lanes at the same time, each in a thread of its own.
+
+        Unlike ``each``, this comes back after the patience for one call, also where nothing shows that the
+        library answers: for what is tried again, beside looks that find out whether it does.
+
+        Args:
+            lanes: no lane twice.
+            what: is done, as a noun phrase.
+            work: called with the lane. What it raises is raised.
+        """
+        answers: Answers[_T] = Answers({}, {})
+        asked = [_Asked(self, lane, what, work) for lane in lanes if not self._is_late(lane, answers)]
+        end = time.monotonic() + self.patience
+        for one in asked:
+            one.join(max(0.0, end - time.monotonic()), answers)
+        return answers
+
     def _wait_for_one(self, late: Mapping[str, Call]) -> None:
         with self._changed:
             self._changed.wait_for(lambda: any(self._busy.get(g) is not call for g, call in late.items()))
@@ -157,38 +175,53 @@ class Lanes:
         self, lane: str, what: str, work: Callable[[str], _T], answers: Answers[_T], *, proved: bool
     ) -> bool:
         """Ask about one GPU; return whether the library is known to answer."""
+        if self._is_late(lane, answers):
+            return proved
+        return _Asked(self, lane, what, work).join(self.patience, answers)
+
+    def _is_late(self, lane: str, answers: Answers[_T]) -> bool:
+        """Return whether a call about a GPU has not come back in time: no second thread goes its way."""
         with self._changed:
             before = self._busy.get(lane)
-        if before is not None and time.monotonic() - before.began > self.patience:
-            answers.late[lane] = before  # no second thread goes the way of the first
-            return proved
-        done: list[_T] = []
-        raised: list[BaseException] = []
-        thread = threading.Thread(
-            target=self._run, args=(lane, what, work, done, raised), name=f"gpu-{lane}", daemon=True
-        )
-        began = Call(what, time.time(), time.monotonic())
-        thread.start()
-        thread.join(self.patience)
-        if raised and not isinstance(raised[0], LaneBusy):
-            raise raised[0]
-        if done:
-            answers.found[lane] = done[0]
-            return True
+        if before is None or time.monotonic() - before.began <= self.patience:
+            return False
+        answers.late[lane] = before
+        return True
+
+    def under_way(self, lane: str) -> Call | None:
+        """Return the call that is under way about a GPU."""
         with self._changed:
-            answers.late[lane] = self._busy.get(lane, began)
+            return self._busy.get(lane)
+
+
+class _Asked(Generic[_T]):
+    """A question about one GPU, asked in a thread."""
+
+    def __init__(self, lanes: Lanes, lane: str, what: str, work: Callable[[str], _T]) -> None:
+        self._lanes = lanes
+        self._lane = lane
+        self._what = what
+        self._work = work
+        self._done: list[_T] = []
+        self._raised: list[BaseException] = []
+        self._began = Call(what, time.time(), time.monotonic())
+        self._thread = threading.Thread(target=self._run, name=f"gpu-{lane}", daemon=True)
+        self._thread.start()
+
+    def join(self, seconds: float, answers: Answers[_T]) -> bool:
+        """Note the answer, if there is one within so many seconds; return whether there is."""
+        self._thread.join(seconds)
+        if self._raised and not isinstance(self._raised[0], LaneBusy):
+            raise self._raised[0]
+        if self._done:
+            answers.found[self._lane] = self._done[0]
+            return True
+        answers.late[self._lane] = self._lanes.under_way(self._lane) or self._began
         return False
 
-    def _run(
-        self,
-        lane: str,
-        what: str,
-        work: Callable[[str], _T],
-        done: list[_T],
-        raised: list[BaseException],
-    ) -> None:
+    def _run(self) -> None:
         try:
-            with self.enter(lane, what, self.patience):
-                done.append(work(lane))
+            with self._lanes.enter(self._lane, self._what, self._lanes.patience):
+                self._done.append(self._work(self._lane))
         except BaseException as e:
-            raised.append(e)
+            self._raised.append(e)

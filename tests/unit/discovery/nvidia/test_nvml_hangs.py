@@ -78,6 +78,11 @@ def test_events_of_others_are_watched_beside_one_that_hangs(probe: stub.Probe) -
     )
     events = probe.wait(text)
     assert [(e[0], e[4]) for e in events] == [(HEALTHY, 31)]
+    # Its turn comes again, and then nothing else shows that the library answers.
+    assert probe.wait(seconds=2.0) == []
+    events = probe.wait(text.replace("event 1 8 31", "event 2 8 48"))
+    assert [(e[0], e[4]) for e in events] == [(HEALTHY, 48)]
+    probe.hang()
 
 
 @pytest.mark.long
@@ -136,6 +141,20 @@ def test_an_answer_from_before_a_hang_proves_nothing(held: threading.Event) -> N
     held.set()
     thread.join(30)
     assert not thread.is_alive()
+
+
+def test_what_is_done_at_once_is_left_after_the_patience_for_one(held: threading.Event) -> None:
+    lanes = Lanes(0.3)
+    began = time.monotonic()
+    answers = lanes.at_once(("a", "b", "c", "d"), "a registration", lambda gpu: gpu == "d" or held.wait())
+    assert time.monotonic() - began < 0.9
+    assert answers.found == {"d": True}
+    assert sorted(answers.late) == ["a", "b", "c"]
+    # What has not come back is not asked again.
+    again = lanes.at_once(("a", "d"), "a registration", lambda gpu: gpu == "d")
+    assert again.found == {"d": True}
+    assert again.late == {"a": answers.late["a"]}
+    held.set()
 
 
 def test_nothing_is_closed_under_a_call(held: threading.Event) -> None:

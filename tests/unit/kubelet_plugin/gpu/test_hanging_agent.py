@@ -300,8 +300,6 @@ def test_an_agent_that_starts_beside_a_gpu_that_hangs_serves_the_others(
     asyncio.run(life())
 
 
-# Every night only: now and then the other GPU keeps a condition for the whole time, which is not explained.
-@pytest.mark.nightly
 @pytest.mark.long
 def test_a_change_of_one_gpu_that_hangs_names_it_and_keeps_no_other(library: Path, tmp_path: Path) -> None:
     async def life() -> None:
