@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from builders import container
+from real_apiserver import scheduler_has
 from scheduling_world import NAMESPACE, SchedulingWorld, scheduling_world
 
 from dra_driver.api.core import PODS
@@ -107,7 +108,8 @@ def test_a_pod_gets_devices_on_a_node_that_is_cleared_for_it(seconds: float) -> 
             assert (await world.get("p")).spec.node_name == "full"
             print(f"bound {took:.1f} s after the other one was made; evicted: {ended}")
             assert not (await world.get("small")).spec.node_name
-        assert len(ended) == 1
+        # Where it forgets which node it clears, kube-scheduler may begin anew before the first one has ended.
+        assert len(ended) in ({1} if scheduler_has("NominatedNodeNameForExpectation") else {1, 2})
 
     run(scenario, seconds)
 

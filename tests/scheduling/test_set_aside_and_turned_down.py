@@ -17,9 +17,11 @@ from dra_driver.fleet import set_aside_condition
 pytestmark = pytest.mark.slow
 
 PATIENCE = 2.0
-# The allocator does not know the labels of namespaces.
+# The allocator does not know the labels of namespaces. By them alone, kube-scheduler would not notice the
+# friend before it looks at all pods again, after five minutes.
 FRIEND = {
     "labelSelector": {"matchLabels": {"app": "friend"}},
+    "namespaces": [NAMESPACE],
     "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": NAMESPACE}},
     "topologyKey": "zone",
 }
