@@ -50,7 +50,7 @@ def namespace(background: Background, cluster: Cluster) -> Iterator[None]:
     background.run(clear(cluster, NAMESPACE))
 
 
-@pytest.mark.needs("allocation by the controller", "gate policy")
+@pytest.mark.needs("allocation by the controller")
 def test_the_gate_stays_until_devices_are_allocated(background: Background, cluster: Cluster) -> None:
     async def scenario() -> None:
         everything = {

@@ -85,7 +85,6 @@ async def roomiest_node(cluster: Cluster) -> str:
     return max(number, key=lambda name: number[name])
 
 
-@pytest.mark.needs("gate policy")
 def test_the_gates_of_kueue_are_lifted_one_after_the_other(background: Background, cluster: Cluster) -> None:
     async def scenario() -> None:
         names = await create(cluster, *pods_of("kueue"))
@@ -125,7 +124,6 @@ def test_the_documented_job_set_starts_as_a_whole(background: Background, cluste
     background.run(scenario())
 
 
-@pytest.mark.needs("gate policy")
 def test_each_group_of_the_documented_leader_worker_set_starts_as_a_whole(
     background: Background, cluster: Cluster
 ) -> None:

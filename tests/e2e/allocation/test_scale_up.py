@@ -23,7 +23,7 @@ from dra_driver.sim.demo import examples
 if TYPE_CHECKING:
     from e2e_support import Background, Cluster
 
-pytestmark = [pytest.mark.e2e, pytest.mark.needs("allocation by the controller", "gate policy")]
+pytestmark = [pytest.mark.e2e, pytest.mark.needs("allocation by the controller")]
 
 NAMESPACE, POLICY, LABEL = "dra-e2e-scale-up", "dra-e2e-scale-up", "dra-e2e-node-group"
 GPU = {"deviceClassName": DEFAULT_DRIVER_NAME}

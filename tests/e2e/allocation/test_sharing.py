@@ -55,14 +55,13 @@ def mig(profile: str) -> dict[str, Any]:
 
 
 async def waits(cluster: Cluster, name: str) -> str:
-    """Why the pod waits, once there is a reason for people; it must still be gated, if a policy does that."""
+    """Why the pod waits, once there is a reason for people; it must still be gated."""
     reasons: list[str] = []
 
     async def explained() -> bool:
         found: Pod = await cluster.api.get(PODS, name, NAMESPACE)
         assert found.status.phase == "Pending"
-        gate = [ALLOCATION_GATE] if cluster.served["gate policy"] else []
-        assert [g.name for g in found.spec.scheduling_gates] == gate
+        assert [g.name for g in found.spec.scheduling_gates] == [ALLOCATION_GATE]
         events = (await cluster.api.list(EVENTS, NAMESPACE)).items
         reasons[:] = [
             e.message for e in events if e.involved_object.uid == found.metadata.uid and e.type == "Warning"
@@ -122,7 +121,6 @@ def test_partitions_are_made_for_their_claims_and_unmade_after_them(
     background.run(scenario())
 
 
-@pytest.mark.needs("gate policy")
 def test_a_group_gets_nothing_before_it_is_complete(background: Background, cluster: Cluster) -> None:
     labels = {GROUP_LABEL: "training", GROUP_SIZE_LABEL: "4"}
 
@@ -157,7 +155,6 @@ def test_a_group_that_does_not_fit_as_a_whole_gets_nothing(background: Backgroun
     background.run(scenario())
 
 
-@pytest.mark.needs("gate policy")
 def test_the_elastic_group_of_the_documentation(background: Background, cluster: Cluster) -> None:
     """It starts with three of its four pods, which are more than the two that suffice."""
     page = (PROJECT / "docs" / "device-policy.md").read_text(encoding="utf-8")

@@ -66,7 +66,7 @@ async def gates(cluster: Cluster, name: str) -> list[str]:
     return [g.name for g in found.spec.scheduling_gates]
 
 
-@pytest.mark.needs("allocation by the controller", "gate policy")
+@pytest.mark.needs("allocation by the controller")
 def test_the_highest_priority_is_served_before_the_oldest(background: Background, cluster: Cluster) -> None:
     async def scenario() -> None:
         await examples.apply(cluster.api, [claim("first", ALL), pod("first", "first")])

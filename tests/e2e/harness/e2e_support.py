@@ -17,11 +17,13 @@ import yaml
 from embedded_actions import EmbeddedActions
 from local_actions import LocalActions
 
+from controller.admission.config import OBJECT_NAME
 from dra_driver.api.core import NODES, PODS, Pod
 from dra_driver.api.meta import Resource
 from dra_driver.api.names import ALLOCATOR_LABEL, DEFAULT_DRIVER_NAME
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES
 from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES, ResourceClaim
+from dra_driver.api.server.admission import MUTATING_WEBHOOKS
 from dra_driver.errors import ApiUnavailable, DraError, NotFound
 from dra_driver.kube import KubeApi
 from dra_driver.sim import assets
@@ -201,7 +203,7 @@ async def set_up(cluster: Cluster) -> None:
 
     What the API server makes impossible is not waited for.
     """
-    served = cluster.served = await capabilities.probe(cluster.api)
+    served = cluster.served = await _served(cluster)
     await examples.apply(cluster.api, SETUP)
 
     async def shown() -> bool:
@@ -222,6 +224,14 @@ async def set_up(cluster: Cluster) -> None:
         )
 
     await eventually("the policies of the examples", shown)
+
+
+async def _served(cluster: Cluster) -> Mapping[str, bool]:
+    """Return what the API server can do. Where pods get the gate, the controller allocates at any rate."""
+    found = await capabilities.probe(cluster.api)
+    webhooks = (await cluster.api.list(MUTATING_WEBHOOKS)).items
+    gated = found["gate policy"] or any(w.metadata.name == OBJECT_NAME for w in webhooks)
+    return {**found, "allocation by the controller": found["allocation by the controller"] or gated}
 
 
 async def clear(cluster: Cluster, namespace: str) -> None:

@@ -94,13 +94,14 @@ class LocalCluster:
             NotUpError: it does not work.
         """
         deploy = (project or self._project) / "deploy"
-        documents = manifests.load(deploy)
-        if not self._succeeds(["get", MUTATING_POLICIES]):
-            # As the installation page says for versions that do not serve them.
-            documents = [d for d in documents if not d["kind"].startswith("MutatingAdmissionPolicy")]
+        policies = self._succeeds(["get", MUTATING_POLICIES])
+        documents = manifests.load(deploy, policies=policies)
         file = self.node.etc / "driver.yaml"
         file.write_text(yaml.safe_dump_all(manifests.adapt(documents, image, self.files)))
         self.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(file))
+        if not policies:
+            # As the page on admission says.
+            self._run(str(Path(sys.executable).with_name("dra-driver")), "certificates")
         self.wait_for_driver()
 
     def wait_for_driver(self) -> None:

@@ -346,6 +346,8 @@ def _apiserver(node: Node, binary: Path) -> list[str]:
         f"--service-account-key-file={pki / 'sa.pub'}",
         f"--service-account-signing-key-file={pki / 'sa.key'}",
         f"--service-cluster-ip-range={SERVICE_RANGE}",
+        # No kube-proxy runs: it calls webhooks at the addresses of their pods.
+        "--enable-aggregator-routing=true",
         "--authorization-mode=Node,RBAC",
         "--enable-admission-plugins=NodeRestriction",
         "--allow-privileged=true",

@@ -12,15 +12,22 @@ from local.node_files import NodeFiles
 
 # Of a liveness probe, until it has a container killed.
 PATIENT_PROBES = 60
-# Of deploy/optional. The folders there take the place of others: see ``LocalCluster.turn_on``. No webhooks:
-# without a kube-proxy the API server reaches no Service.
+# Of deploy/optional. The folders there take the place of others: see ``LocalCluster.turn_on``.
 OPTIONAL = ("publish-node.yaml", "rdma.yaml")
+# Where the API server does not serve MutatingAdmissionPolicies: they put the gate on pods.
+WEBHOOKS = "webhooks.yaml"
 
 
-def load(deploy: Path) -> list[dict[str, Any]]:
-    """All documents that are installed, of the folder ``deploy``."""
-    files = sorted((deploy / "manifests").rglob("*.yaml")) + [deploy / "optional" / name for name in OPTIONAL]
-    return [d for file in files for d in yaml.safe_load_all(file.read_text(encoding="utf-8")) if d]
+def load(deploy: Path, *, policies: bool) -> list[dict[str, Any]]:
+    """All documents that are installed, of the folder ``deploy``.
+
+    Args:
+        policies: whether the API server serves MutatingAdmissionPolicies; if not, webhooks take their place.
+    """
+    optional = OPTIONAL if policies else (*OPTIONAL, WEBHOOKS)
+    files = sorted((deploy / "manifests").rglob("*.yaml")) + [deploy / "optional" / name for name in optional]
+    documents = [d for file in files for d in yaml.safe_load_all(file.read_text(encoding="utf-8")) if d]
+    return [d for d in documents if policies or not d["kind"].startswith("MutatingAdmissionPolicy")]
 
 
 def adapt(documents: Iterable[dict[str, Any]], image: str, node: NodeFiles) -> list[dict[str, Any]]:
