@@ -41,9 +41,11 @@ class Chart:
             raise Refused(done.stderr + done.stdout)
         return done.stdout
 
-    def render(self, values: Values | None = None, namespace: str = "dra-driver") -> list[Object]:
-        """All objects, in the order in which helm installs them."""
-        place = ("--namespace", namespace, "--kube-version", KUBE_VERSION)
+    def render(
+        self, values: Values | None = None, namespace: str = "dra-driver", kubernetes: str = KUBE_VERSION
+    ) -> list[Object]:
+        """All objects, in the order in which helm installs them on this version of Kubernetes."""
+        place = ("--namespace", namespace, "--kube-version", kubernetes)
         text = self.run("template", "dra-driver", str(CHART), *place, values=values)
         return [d for d in yaml.load_all(text, Loader=UniqueKeys) if d]
 
