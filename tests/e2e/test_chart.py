@@ -264,7 +264,7 @@ def test_a_chart_release_lives_and_leaves_nothing(
         # What docs/installation.md tells to remove; no claim is in it.
         left = {p.name for p in state.iterdir() if p.is_file()}
         checkpoint = {f"checkpoint.json{suffix}" for suffix in ("", ".previous", ".journal")}
-        assert left <= {*checkpoint, "state.lock", "state.wanted"}
+        assert left <= {*checkpoint, "health.json", "simulated-gpus.json", "state.lock", "state.wanted"}
         assert len(read_checkpoint(state / "checkpoint.json")) == 0
         assert not list(Path("/var/run/cdi").glob("*dra-driver*"))
         assert not list(Path("/var/lib/kubelet/plugins_registry").glob("*dra-driver*"))
