@@ -247,6 +247,8 @@ class LocalCluster:
             self.processes.stop(name, signal.SIGKILL)
         host.kill_cgroup(self.node.name)
         host.kill_named("containerd-shim")
+        # A kubelet that finds these asks containerd for each of them, for seconds.
+        host.remove_cgroup(f"{self.node.name}/kubepods")
         for mount in reversed(host.mounts_below("/run/containerd", "/run/netns", private=False)):
             self._unmount(mount)
         for folder in map(Path, ("/run/containerd", "/run/netns", "/run/cdi")):
