@@ -269,7 +269,7 @@ class LocalCluster:
         if name == "containerd":
             self.processes.wait(name, "its socket", self._containerd_answers, 60)
         elif name == "kubelet":
-            self.processes.wait(name, "its health", kubelet_healthy, 60)
+            self.processes.wait(name, "its health", self._kubelet_healthy, 60)
             self.processes.wait(name, "a ready node", self._node_ready, PATIENCE_SECONDS)
         elif name == "kube-apiserver":
             ready = ["get", "--raw", "/readyz"]
@@ -388,6 +388,13 @@ class LocalCluster:
         except NotUpError:
             return False
         return True
+
+    def _kubelet_healthy(self) -> bool:
+        # containerd answers before its CRI service does, and a kubelet that meets it then ends. A node would
+        # start it again.
+        if any(dead.startswith("kubelet ") for dead in self.processes.dead()):
+            self._start("kubelet")
+        return kubelet_healthy()
 
     def _node_ready(self) -> bool:
         done = self._kubectl("get", "node", self.node.name, "-o", "json")
