@@ -162,14 +162,18 @@ def test_gates_are_as_the_release_has_them_or_by_name() -> None:
         configuration.gates_of("DRADeviceTaintRules", GATES_OF_1_34)
 
 
-def test_our_manifests_change_in_image_hardware_and_drivers_only(tmp_path: Path) -> None:
+@pytest.mark.parametrize("policies", [True, False])
+def test_our_manifests_change_in_image_hardware_and_drivers_only(tmp_path: Path, policies: bool) -> None:
     deploy = PROJECT / "deploy"
     files = node_files.NodeFiles(tmp_path)
 
     def load() -> list[dict[str, Any]]:
-        return manifests.load(deploy)
+        return manifests.load(deploy, policies=policies)
 
     before, after = load(), manifests.adapt(load(), "localhost/ours:1", files)
+    kinds = {document["kind"] for document in before}
+    assert ("MutatingAdmissionPolicy" in kinds) is policies
+    assert ("MutatingWebhookConfiguration" in kinds) is not policies
     drivers = ["--driver-name=gpu.dra-driver.dev", "--driver-name=rdma.dra-driver.dev"]
     for old, new in nonempty(zip(before, after, strict=True)):
         if old["kind"] not in ("DaemonSet", "Deployment"):
