@@ -26,6 +26,7 @@ from controller.allocate.decide.state.objects import CLAIM_INDEX, Objects, is_fi
 from controller.allocate.decide.state.ownership import ClaimOwnership
 from controller.allocate.decide.state.usable_pools import UsablePools
 from dra_driver.api.core import Node, Pod
+from dra_driver.api.names import EXTENDED_RESOURCE_ANNOTATION
 from dra_driver.api.resource import DeviceClass, DeviceRequestAllocationResult, ResourceClaim
 from dra_driver.nodefit.volumes import VolumeNeeds
 from dra_driver.ownership import PoolID, grant_key, grant_key_of_pod, pool_of_slice
@@ -33,6 +34,7 @@ from dra_driver.resourceclaim import (
     classes_by_resource,
     extended_claim,
     extended_resources,
+    is_extended_claim,
     lacks_extended_claim,
     shares,
 )
@@ -163,6 +165,8 @@ class Granting:
         wish = self._wish(pod, claims)
         if not isinstance(wish, Wish):
             return wish
+        if why := _not_grantable(pod, wish.waiting):
+            return NoFit(why, wish.waiting)
         needs = self._placements.volume_needs(pod)
         if needs.problem:
             return Wait(needs.problem, volumes=True)
@@ -216,7 +220,7 @@ class Granting:
             budget: what the choice may cost.
             terms: what else is known of the pod.
         """
-        if not terms.instead or has_no_node(pod):
+        if not terms.instead or has_no_node(pod) or _not_grantable(pod, question.claims):
             return None
         needs = self._placements.volume_needs(pod)
         if not (terms.came_back or self._is_guess(pod, needs)) or self._has_others(pod, question.claims):
@@ -355,6 +359,22 @@ class Granting:
         if not served:
             return None
         return extended_claim(pod, shares(pod, served).requests), frozenset(served)
+
+
+def _not_grantable(pod: Pod, claims: Collection[ResourceClaim]) -> str:
+    """Return why nothing can be granted for one of the claims; empty if something can.
+
+    A claim with the annotation of kube-scheduler has its grant under the UID of its owner. Whoever makes a
+    claim may write any text there, and the API server would refuse the whole object with such a key.
+    """
+    for claim in claims:
+        marked = (claim.metadata.annotations or {}).get(EXTENDED_RESOURCE_ANNOTATION) == "true"
+        if marked and not is_extended_claim(claim, pod.metadata.uid):
+            return (
+                f"claim {claim.key} has the annotation {EXTENDED_RESOURCE_ANNOTATION}, which is for claims "
+                "that kube-scheduler makes itself, so no devices can be granted to it; make it without that"
+            )
+    return ""
 
 
 def _keys(pod: Pod, wish: Wish) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ from controller.allocate.worker.sent_answers import Answer, decision_of, packed_
 from dra_driver.api import codec
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.meta import ObjectKey, PoolName, Uid
-from dra_driver.api.names import GROUP_LABEL, GROUP_SIZE_LABEL
+from dra_driver.api.names import EXTENDED_RESOURCE_ANNOTATION, GROUP_LABEL, GROUP_SIZE_LABEL
 from dra_driver.api.resource import AllocationResult, DeviceClass, ResourceClaim, ResourceSlice
 from dra_driver.ownership import PoolID
 from dra_driver.structured import PoolPolicy
@@ -134,6 +134,25 @@ def test_devices_are_granted_for_a_claim_over_two_drivers() -> None:
     refusal = world.ask("c", "aligned")
     assert isinstance(refusal, Refuse)
     assert [c.metadata.name for c in refusal.claims] == ["aligned"]
+
+
+@pytest.mark.parametrize(("kind", "owner"), [("Job", "no key: /"), ("Job", "y" * 300), ("Pod", "a")])
+def test_a_claim_marked_as_kube_schedulers_by_hand_gets_no_grant(kind: str, owner: str) -> None:
+    """Its grant would be under a text that its author chose."""
+    world = SimulatedCluster()
+    metadata = {
+        "annotations": {EXTENDED_RESOURCE_ANNOTATION: "true"},
+        "ownerReferences": [
+            {"apiVersion": "v1", "kind": kind, "name": "p", "uid": owner, "controller": True}
+        ],
+    }
+    world.claim("both", *both(), metadata=metadata)
+    answer = world.ask("a", "both")
+    if kind == "Pod":  # the pod itself
+        assert answer == grant(of_pod("a"), "n2", "gpu-0")
+        return
+    assert isinstance(answer, Refuse)
+    assert "make it without that" in answer.message
 
 
 def test_members_of_a_group_get_no_grants_and_are_told_why() -> None:

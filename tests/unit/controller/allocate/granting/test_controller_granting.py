@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import builders
 import virtual_time
 from builders import request
 from controller_harness import NS, Harness, claim, controlling
@@ -26,7 +27,12 @@ from open_cluster import PolicedCluster
 
 from controller.allocate.granting import MOST_PODS
 from dra_driver.api.core import CONFIG_MAPS, PODS
-from dra_driver.api.names import CANNOT_ALLOCATE, GRANT_STATUS, SYSTEM_NAMESPACE
+from dra_driver.api.names import (
+    CANNOT_ALLOCATE,
+    EXTENDED_RESOURCE_ANNOTATION,
+    GRANT_STATUS,
+    SYSTEM_NAMESPACE,
+)
 from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.fleet import GrantsShown, shown_grants
 
@@ -128,6 +134,26 @@ def test_a_claim_over_two_drivers_is_served() -> None:
         assert node_of(h, "p") == "n1"
         assert {device for _, device in devices(h, "both")} == {"gpu-0", "nic-0"}
         assert metric(h, "allocated") == 1
+
+    run(cluster, scenario)
+
+
+def test_a_claim_with_a_made_up_owner_keeps_nobody_from_being_granted_devices() -> None:
+    """Whoever makes a claim names its owner as he likes, and no ConfigMap has a key of such a text."""
+    cluster = cluster_of("n1", "n2")
+    owner = {"apiVersion": "v1", "kind": "Job", "name": "j", "uid": "no key: /", "controller": True}
+    metadata = {"annotations": {EXTENDED_RESOURCE_ANNOTATION: "true"}, "ownerReferences": [owner]}
+
+    async def scenario(h: Harness) -> None:
+        both = (request(), request("nic", "nic"))
+        cluster.put(RESOURCE_CLAIMS, builders.claim("marked", *both, metadata=metadata))
+        pod(cluster, "hostile", "marked")
+        await asyncio.sleep(3.0)
+        pod(cluster, "p", amount=1)
+        await asyncio.sleep(6.0)
+        assert node_of(h, "p")
+        assert not node_of(h, "hostile")
+        assert EXTENDED_RESOURCE_ANNOTATION in h.reason("hostile").message
 
     run(cluster, scenario)
 
