@@ -177,6 +177,8 @@ class Allocator:
             await self._granter.go_on(pod)
             return
         if not self._may_be_allocated(pod, lane):
+            if self._granter is not None:
+                self._granter.skip(pod)
             return
         progress = self._wakeups.progress
         with span("decide"):

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import builders
+import pytest
 import virtual_time
 from builders import request
 from controller_harness import NS, Harness, claim, controlling
@@ -289,6 +290,33 @@ def test_so_many_pods_have_grants_at_a_time_and_those_of_higher_priority_come_fi
         cluster.remove(PODS, "first-1", NS)
         await asyncio.sleep(3.0)
         assert not h.gates("low")
+
+    run(cluster, scenario, scheduler=False)
+
+
+def test_a_pod_that_waits_for_other_things_does_not_hold_up_those_that_wait_for_a_grant(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = cluster_of(*[f"n{i}" for i in range(MOST_PODS + 2)], gpus=1)
+    claim(cluster, "both", request(), request("nic", "nic"))
+
+    async def scenario(h: Harness) -> None:
+        for i in range(MOST_PODS):
+            pod(cluster, f"first-{i}", amount=1)
+        await asyncio.sleep(6.0)
+        assert len(granted(cluster)) == MOST_PODS
+        pod(cluster, "stuck", "both", priority=1)
+        await asyncio.sleep(3.0)
+        pod(cluster, "p", amount=1)
+        await asyncio.sleep(3.0)
+        # kube-scheduler has so many pods to bind that no claim is allocated.
+        for name in ("LEAST", "LEAST_OF_NAMESPACE"):
+            monkeypatch.setattr(f"controller.allocate.attempts.window.{name}", 0)
+        monkeypatch.setattr("controller.allocate.attempts.attempts.LEAST_OF_NAMESPACE", 0)
+        cluster.remove(PODS, "first-0", NS)
+        await asyncio.sleep(6.0)
+        assert h.gates("stuck")
+        assert not h.gates("p")
 
     run(cluster, scenario, scheduler=False)
 
