@@ -74,12 +74,25 @@ class _Rest:
 
 @dataclass(slots=True)
 class _Waiting:
-    """Pods that wait until there is room for another grant."""
+    """Pods that wait until there is room for another grant.
+
+    Of one priority the namespace with the fewest grants comes first: one whose pods use them in vain would
+    keep those of all others waiting.
+    """
 
     ranks: dict[ObjectKey, Rank] = field(default_factory=dict)
 
-    def first(self) -> ObjectKey | None:
-        return min(self.ranks, key=self.ranks.__getitem__, default=None)
+    def first(self, held: Mapping[str, int]) -> ObjectKey | None:
+        return min(self.ranks, key=lambda key: _place(self.ranks[key], held), default=None)
+
+    def before(self, pod: ObjectKey, rank: Rank, held: Mapping[str, int]) -> int:
+        """Return how many others come before a pod."""
+        place = _place(rank, held)
+        return sum(_place(one, held) < place for key, one in self.ranks.items() if key != pod)
+
+
+def _place(rank: Rank, held: Mapping[str, int]) -> tuple[int, int, Rank]:
+    return rank.level, held.get(rank.key.namespace, 0), rank
 
 
 def _after_reports(
@@ -280,9 +293,7 @@ class PodGrants:
         """Return whether it is the turn of a pod: those that wait and come before it are counted."""
         if instead and len(self._instead) >= MOST_INSTEAD:
             return False
-        rank = self._rank(key)
-        before = sum(other < rank for k, other in self._waiting.ranks.items() if k != key)
-        return len(self._of) + before < self._most
+        return len(self._of) + self._waiting.before(key, self._rank(key), self._held()) < self._most
 
     def _units(self, one: GrantedNode) -> Wanted:
         found: dict[PoolID, dict[str, dict[str, frozenset[str]]]] = {}
@@ -417,9 +428,13 @@ class PodGrants:
         self.ended.send(grant.pod, grant.nodes, ending)
         self._next()
 
+    def _held(self) -> Mapping[str, int]:
+        """Return for how many pods of each namespace something is granted."""
+        return Counter(grant.pod.key.namespace for grant in self._of.values())
+
     def _next(self) -> None:
         """Look at the pod whose turn it is."""
-        first = self._waiting.first()
+        first = self._waiting.first(self._held())
         if first is not None:
             self._look(first)
 

@@ -82,11 +82,13 @@ class SimulatedCluster:
         assert found is not None
         return rank_of(found)
 
-    def make(self, name: str, *claims: str, **spec: Any) -> None:
+    def make(self, name: str, *claims: str, namespace: str = NAMESPACE, **spec: Any) -> None:
         container = builders.container()
         container["resources"] = {"requests": {"example.com/gpu": "1"}}
         containers = [builders.container() if claims else container]
-        self.cluster.put(PODS, builders.pod(name, *claims, uid=f"uid-{name}", containers=containers, **spec))
+        uid = f"uid-{name}"
+        body = builders.pod(name, *claims, namespace=namespace, uid=uid, containers=containers, **spec)
+        self.cluster.put(PODS, body)
 
     def cut_gpu(self, node: str) -> None:
         """Publish a GPU that is cut into halves."""
@@ -97,8 +99,8 @@ class SimulatedCluster:
         counters = builders.resource_slice(node, name=f"{node}-counters", count=2, sharedCounters=sets)
         self.cluster.put(RESOURCE_SLICES, counters)
 
-    def pod(self, name: str) -> Pod:
-        return self.cluster.obj(PODS, name, NAMESPACE)
+    def pod(self, name: str, namespace: str = NAMESPACE) -> Pod:
+        return self.cluster.obj(PODS, name, namespace)
 
     def report(self, name: str, reason: str, message: str = "") -> None:
         """Do as kube-scheduler, which clears the nomination when it reports."""
@@ -107,7 +109,14 @@ class SimulatedCluster:
             PODS, name, {"status": {"conditions": [condition], "nominatedNodeName": None}}, NAMESPACE
         )
 
-    def begin(self, name: str, *devices: str, instead: bool = False, slow: bool = False) -> str:
+    def begin(
+        self,
+        name: str,
+        *devices: str,
+        namespace: str = NAMESPACE,
+        instead: bool = False,
+        slow: bool = False,
+    ) -> str:
         """Grant devices, given as ``node/device``, to a pod; return why that is not done."""
         of_node: dict[str, list[str]] = {}
         for one in devices:
@@ -117,7 +126,8 @@ class SimulatedCluster:
             GrantedNode(node, (GrantedDevices(pool(node), key_of(name), tuple(names)),))
             for node, names in of_node.items()
         )
-        return self.grants.begin(self.pod(name), GrantDevices(nodes, instead=instead, slow=slow))[0]
+        decision = GrantDevices(nodes, instead=instead, slow=slow)
+        return self.grants.begin(self.pod(name, namespace), decision)[0]
 
     def open(self, name: str, *, first: bool = True) -> None:
         """Let kube-scheduler see a pod, nominated to the best node."""
@@ -306,6 +316,35 @@ def test_so_many_pods_have_grants_at_a_time_and_those_of_higher_priority_come_fi
         w.cluster.remove(PODS, "b", NAMESPACE)
         await w.seconds(0.1)
         assert w.grants.serves_instead(w.pod("low"))
+
+    run(scenario, most=2)
+
+
+def test_namespaces_take_turns_however_many_pods_of_one_wait_for_longer() -> None:
+    async def scenario(w: SimulatedCluster) -> None:
+        hostile = [f"h{i}" for i in range(8)]
+        for name in hostile:
+            w.make(name)
+        await w.seconds(0.1)
+        assert w.begin("h0", "n1/gpu-0") == w.begin("h1", "n1/gpu-1") == ""
+        for name in hostile[2:]:
+            assert "for 2 other pods" in w.begin(name, "n2/gpu-0")
+        await w.seconds(2.0)  # they are older
+        for name in ("p", "q", "r"):
+            w.make(name, namespace="quiet")
+        await w.seconds(0.1)
+        for name in ("p", "q", "r"):
+            assert "for 2 other pods" in w.begin(name, "n2/gpu-0", namespace="quiet")
+        w.cluster.remove(PODS, "h0", NAMESPACE)
+        await w.seconds(0.1)
+        assert w.looked[-1] == "p"
+        assert "for 1 other pods" in w.begin("h2", "n2/gpu-0")
+        assert w.begin("p", "n2/gpu-0", namespace="quiet") == ""
+        # Each has one now, so the oldest pod comes next.
+        w.cluster.remove(PODS, "h1", NAMESPACE)
+        await w.seconds(0.1)
+        assert w.looked[-1] == "h2"
+        assert w.begin("h2", "n3/gpu-0") == ""
 
     run(scenario, most=2)
 
