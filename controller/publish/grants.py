@@ -354,8 +354,7 @@ class PoolGrants:
             theirs = inventory is not None and self._is_schedulers(pool, inventory)
             if self._guard.state is GuardState.WRITING:
                 # What the write of the guard ends, the guard's own states wait for.
-                kept = self._kept(pool) if theirs else frozenset()
-                after = Grant(_S.GRANTED, kept=kept) if theirs else Grant()
+                after = self._listed(pool) if theirs else Grant()
                 after = replace(after, turn=before.turn + (after.state is not before.state))
             elif theirs and before.state is _S.OURS:
                 after = replace(advance_grant(before, _E.GRANT, self._now)[0], kept=self._kept(pool))
@@ -373,6 +372,11 @@ class PoolGrants:
         state = self._handover(pool)
         by_node = state is HandoverState.UNKNOWN and inventory.spec.publisher == NODE_PUBLISHES
         return by_node or state is HandoverState.SCHEDULER
+
+    def _listed(self, pool: PoolID) -> Grant:
+        """Return the grant of a pool of kube-scheduler, which waits for room if it is not stored yet."""
+        stored = self._stored.allocator(pool) is PoolAllocator.SCHEDULER
+        return Grant(_S.GRANTED if stored else _S.GRANTING, kept=self._kept(pool))
 
     def _kept(self, pool: PoolID) -> frozenset[str]:
         """Return the devices that are kept of a pool that is kube-scheduler's, or becomes it."""

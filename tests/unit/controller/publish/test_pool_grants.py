@@ -307,6 +307,23 @@ def test_pools_for_which_there_is_no_room_wait(monkeypatch: pytest.MonkeyPatch) 
     assert world.stored.exceptions == {POOL, OTHER}
 
 
+def test_pools_for_which_there_is_no_room_wait_after_a_restart_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are kube-scheduler's by the note, and what is held of them was not written down yet."""
+    monkeypatch.setattr("dra_driver.ownership.grants.MAX_LISTED", 2)
+    states = {POOL: HandoverState.SCHEDULER, OTHER: HandoverState.SCHEDULER}
+    world = World(stored=Grants(turn=3), taken={"gpu-0"}, states=states).in_force()
+    assert world.stored.fits
+    assert world.stored.exceptions == {POOL}
+    assert world.stored.kept == {(POOL, "gpu-0")}
+    assert not world.write()
+    world.taken = set()
+    assert world.write()
+    assert world.stored.exceptions == {POOL, OTHER}
+    assert not world.stored.kept
+
+
 def test_room_is_counted_and_a_grant_beyond_it_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World().in_force()
     before = world.grants.room()
