@@ -1,5 +1,7 @@
 """Looks at the admission policy, proves it, and writes the object by which it decides: one write at a time.
 
+The claims are read beside that, because there may be many: no grant waits for it.
+
 Every write carries the resourceVersion of what it replaces and changes the object in any case. So what a
 process before this one may still have under way is refused once a write of this one is stored. What became of
 a write that was not answered is not known: the object is read again, and written again.
@@ -38,6 +40,9 @@ _UNKNOWN_SECONDS: Final = 30.0
 # How long an API server may need to follow a policy that is new; and how often it is tried meanwhile.
 _FOLLOW_SECONDS: Final = 30.0
 _POLL_SECONDS: Final = 0.5
+# From the end of one read of the claims to the next one, in times of what it took.
+_READ_PAUSE: Final = 4.0
+_LONGEST_PAUSE: Final = 30.0
 
 
 class GuardKeeper:
@@ -78,9 +83,15 @@ class GuardKeeper:
         self._turn = 0
         # UID and generation of policy and binding.
         self._installed: tuple[tuple[str, int], ...] = ()
+        self._to_read = asyncio.Event()
 
     async def run(self) -> None:
-        """Look and write until cancelled. What fails is logged and tried again."""
+        """Look, write and read until cancelled. What fails is logged and tried again."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._keep_object())
+            tasks.create_task(self._keep_reading())
+
+    async def _keep_object(self) -> None:
         backoff = Backoff(base=0.1, cap=_LOOK_SECONDS)
         while True:
             self._grants.asking.clear()
@@ -107,7 +118,7 @@ class GuardKeeper:
                         await self._grants.asking.wait()
 
     async def once(self) -> None:
-        """Look where that is due, write the object where it should be another one, and go on.
+        """Look where that is due, write the object where it should be another one, and have claims read.
 
         Raises:
             DraError: of the API server; what is stored then is not known.
@@ -121,16 +132,34 @@ class GuardKeeper:
             if work is not None:
                 await self._write(*work)
         self._grants.tick()
-        read = self._grants.reading()
-        if read and await self._claims.are_known():
-            self._grants.claims_seen(read)
+        if self._grants.reading():
+            self._to_read.set()
+
+    async def _keep_reading(self) -> None:
+        backoff = Backoff(base=_POLL_SECONDS, cap=_LOOK_SECONDS)
+        while True:
+            await self._to_read.wait()
+            self._to_read.clear()
+            began, read = self._clock.monotonic(), self._grants.reading()
+            pause = 0.0
+            try:
+                if read and await self._claims.are_known():
+                    self._grants.claims_seen(read)
+            except DraError as e:
+                pause = backoff.next()
+                log.error("the claims cannot be read", error=str(e), retry_in=round(pause, 2))
+            else:
+                backoff.reset()
+            if self._grants.reading():
+                self._to_read.set()
+            took = self._clock.monotonic() - began
+            await asyncio.sleep(max(pause, _POLL_SECONDS, min(_READ_PAUSE * took, _LONGEST_PAUSE)))
 
     def _pause(self) -> float:
         """Return the seconds until there is something to do although nothing has changed."""
         left = self._looked_at + _LOOK_SECONDS - self._clock.monotonic()
         closing = self._grants.left()
-        proving = self._grants.guard.state is GuardState.PROVING and not self._grants.problem
-        busy = proving or self._grants.reading()
+        busy = self._grants.guard.state is GuardState.PROVING and not self._grants.problem
         times = (left, *([closing] if closing is not None else []), *([_POLL_SECONDS] if busy else []))
         return max(0.01, min(times))
 

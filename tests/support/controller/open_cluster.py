@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import builders
@@ -23,6 +24,7 @@ from dra_driver.api.server.admission import (
     VALIDATING_POLICIES,
     VALIDATING_POLICY_BINDINGS,
 )
+from dra_driver.api.server.watch import ObjectList
 from dra_driver.ownership import Grants, bare_devices
 from dra_driver.sim.apiserver.objects.status import StatusError
 from dra_driver.sim.apiserver.writing.options import Options
@@ -40,11 +42,13 @@ class PolicedCluster(FakeClient):
 
     Attributes:
         evaluates: whether it does where the controller tries it.
+        listing: seconds that a list of claims takes, as many claims do.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.evaluates = True
+        self.listing = 0.0
         account = f"system:serviceaccount:{SYSTEM_NAMESPACE}:dra-driver-controller"
         self.user = {"username": account, "groups": ["system:authenticated"]}
 
@@ -64,6 +68,21 @@ class PolicedCluster(FakeClient):
         return await super().merge_patch(
             resource, name, patch, namespace, subresource=subresource, dry_run=dry_run
         )
+
+    async def list(
+        self,
+        resource: Resource[T],
+        namespace: str = "",
+        *,
+        label_selector: str = "",
+        field_selector: str = "",
+    ) -> ObjectList[T]:
+        """List, in the time that it takes."""
+        selectors = {"label_selector": label_selector, "field_selector": field_selector}
+        found = await super().list(resource, namespace, **selectors)
+        if resource.kind == RESOURCE_CLAIMS.kind and self.listing:
+            await asyncio.sleep(self.listing)
+        return found
 
     def install(self) -> None:
         """Install policy, binding, object and the claim of the trial, as far as they are missing."""
@@ -116,7 +135,7 @@ class PolicedCluster(FakeClient):
         """Return who may allocate from the pool of a node, as it is noted."""
         return self.obj(DEVICE_INVENTORIES, f"{node}.{DRIVER}").status.publication.allocator
 
-    def doubles(self) -> list[tuple[str, str]]:
+    def doubles(self) -> Sequence[tuple[str, str]]:
         """Return the devices that several claims have."""
         held = [
             (r.pool, r.device)

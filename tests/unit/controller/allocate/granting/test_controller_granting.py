@@ -159,6 +159,32 @@ def test_a_claim_with_a_made_up_owner_keeps_nobody_from_being_granted_devices() 
     run(cluster, scenario)
 
 
+def test_reading_many_claims_holds_up_no_grant_and_is_done_now_and_then() -> None:
+    """Each grant that ends asks for a read, and one read is for all that have ended."""
+    cluster = cluster_of(*[f"n{i}" for i in range(20)], gpus=1)
+
+    def reads() -> int:
+        return sum(c.verb == "list" and c.kind == RESOURCE_CLAIMS.kind for c in cluster.calls)
+
+    async def scenario(h: Harness) -> None:
+        cluster.listing = 3.0
+        before = reads()
+        for i in range(15):
+            pod(cluster, f"p{i}", amount=1)
+            await asyncio.sleep(1.0)
+            assert node_of(h, f"p{i}")
+            await asyncio.sleep(1.0)
+        assert 1 <= reads() - before <= 3
+        await asyncio.sleep(30.0)
+        claim(cluster, "c")  # what is back is allocated
+        cluster.remove(RESOURCE_CLAIMS, "p0-extended", NS)
+        pod(cluster, "q", "c")
+        await asyncio.sleep(2.0)
+        assert devices(h, "c")
+
+    run(cluster, scenario)
+
+
 # --- grants in vain -----------------------------------------------------------------------------
 
 
