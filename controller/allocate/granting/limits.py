@@ -4,8 +4,8 @@ kube-scheduler tries the nominated node of a pod first, and looks no further whe
 grant costs it one look. It looks at every node for a pod that it could not place there: such a pod has no
 gate any more, and is tried again and again. Meanwhile it places no other pod of the cluster. Any grant may be
 in vain, so what is bounded is the cost of a look at every node for the pod, and for those that wait without
-the gate together. What it costs depends above all on the number of pools with counters: with those of a cut
-GPU on each of 5,000 nodes, one such look took minutes.
+the gate together, where its namespace has some of them. What it costs depends above all on the number of
+pools with counters: with those of a cut GPU on each of 5,000 nodes, one such look took minutes.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class GrantLimits:
         self._refused: set[ObjectKey] = set()
         # Nodes that suit pods for which devices were granted; and those of pods that wait without the gate.
         self._nodes: dict[Uid, int] = {}
-        self._waiting: dict[Uid, int] = {}
+        self._waiting: dict[PodID, int] = {}
         counted.fewer.listen(self._again)
         ended.listen(self._ended)
         pods.add_handler(Handler(updated=lambda _, pod: self._seen(pod), deleted=self._forget))
@@ -114,18 +114,17 @@ class GrantLimits:
         Returns:
             Empty if something may be granted; 0: nothing is to be looked at again before it is asked for.
         """
-        uid = pod.metadata.uid
-        self._nodes[uid] = decision.suitable
+        self._nodes[pod.metadata.uid] = decision.suitable
         if not is_gated(pod):
             # kube-scheduler tries it in any case: the sooner it has devices, the better.
-            self._waiting[uid] = decision.suitable
+            self._waiting[_id(pod)] = decision.suitable
             return "", 0.0
-        if why := self._too_costly(decision):
+        if why := self._too_costly(decision, pod.metadata.namespace):
             self._refused.add(pod.key)
             return why, RETRY_SECONDS
         return "", 0.0
 
-    def _too_costly(self, decision: GrantDevices) -> str:
+    def _too_costly(self, decision: GrantDevices, namespace: str) -> str:
         """Return why the grant could cost kube-scheduler more than the budget; empty if it could not."""
         pools, slices = len(self._counted), self._counted.slices
         look = look_seconds(slices, pools)
@@ -142,7 +141,9 @@ class GrantLimits:
                 f"and may spend {self._budget:g} s on it"
             )
         seconds = sum(scan_seconds(nodes, slices, pools) for nodes in self._waiting.values())
-        if self._waiting and seconds + own > self._budget:
+        # A namespace without such pods is not refused for those of others, who could have them for ever.
+        adds = any(one.key.namespace == namespace for one in self._waiting)
+        if adds and seconds + own > self._budget:
             number = len(self._waiting)
             return (
                 f"{number} pod{'s' * (number != 1)} without the gate could not be placed with what was "
@@ -154,9 +155,9 @@ class GrantLimits:
     def _ended(self, pod: PodID, _nodes: tuple[str, ...], ending: Ending) -> None:
         nodes = self._nodes.pop(pod.uid, 0)
         if ending in (Ending.ALLOCATED, Ending.GONE):
-            self._waiting.pop(pod.uid, None)
+            self._waiting.pop(pod, None)
         else:
-            self._waiting[pod.uid] = nodes
+            self._waiting[pod] = nodes
 
     def _seen(self, pod: Pod) -> None:
         if pod.spec.node_name or is_finished(pod) or pod.metadata.deletion_timestamp:
@@ -165,9 +166,13 @@ class GrantLimits:
     def _forget(self, pod: Pod) -> None:
         self._refused.discard(pod.key)
         self._nodes.pop(pod.metadata.uid, None)
-        self._waiting.pop(pod.metadata.uid, None)
+        self._waiting.pop(_id(pod), None)
 
     def _again(self) -> None:
         refused, self._refused = self._refused, set()
         for key in refused:
             self._look(key)
+
+
+def _id(pod: Pod) -> PodID:
+    return PodID(pod.key, pod.metadata.uid)

@@ -36,14 +36,15 @@ class SimulatedCluster:
         self.counted = CounterPools(self.slices)
         self.limits = GrantLimits(budget, self.counted, self.pods, self.ended, self.looked.append)
 
-    def pod(self, name: str, *, gated: bool = True) -> Pod:
-        if self.cluster.find(PODS, name, NAMESPACE) is None:
-            self.cluster.put(PODS, builders.pod(name, uid=f"uid-{name}", gated=gated))
-        return self.cluster.obj(PODS, name, NAMESPACE)
+    def pod(self, name: str, *, gated: bool = True, namespace: str = NAMESPACE) -> Pod:
+        if self.cluster.find(PODS, name, namespace) is None:
+            body = builders.pod(name, uid=f"uid-{name}", gated=gated, namespace=namespace)
+            self.cluster.put(PODS, body)
+        return self.cluster.obj(PODS, name, namespace)
 
-    def refusal(self, name: str, nodes: int = 1, *, gated: bool = True) -> str:
+    def refusal(self, name: str, nodes: int = 1, *, gated: bool = True, namespace: str = NAMESPACE) -> str:
         decision = GrantDevices((GrantedNode("n1", ()),), suitable=nodes)
-        return self.limits.refusal(self.pod(name, gated=gated), decision)[0]
+        return self.limits.refusal(self.pod(name, gated=gated, namespace=namespace), decision)[0]
 
 
 def run(world: SimulatedCluster, scenario: Callable[[], Awaitable[None]]) -> None:
@@ -112,6 +113,22 @@ def test_no_more_gates_are_lifted_while_pods_without_one_cost_too_much() -> None
         world.cluster.remove(PODS, "other", NAMESPACE)
         await asyncio.sleep(1.0)
         assert world.refusal("second", 10_000) == ""
+
+    run(world, scenario)
+
+
+def test_what_pods_of_other_namespaces_cost_refuses_nobody_who_has_none_of_these() -> None:
+    """Whoever makes pods can have some that kube-scheduler never places."""
+    world = SimulatedCluster(1.0)
+
+    async def scenario() -> None:
+        assert world.refusal("hostile", 30_000, gated=False) == ""
+        assert world.refusal("hostile-too", 1)
+        quiet = world.pod("quiet", namespace="quiet")
+        assert world.refusal("quiet", 20_000, namespace="quiet") == ""
+        assert "the 30000 nodes that suit" in world.refusal("large", 30_000, namespace="quiet")
+        world.ended.send(PodID(quiet.key, quiet.metadata.uid), ("n1",), Ending.REFUSED)
+        assert "2 pods without the gate" in world.refusal("second", 1, namespace="quiet")
 
     run(world, scenario)
 
