@@ -448,12 +448,14 @@ class PoolGrants:
     def _happened(self, event: GuardEvent) -> None:
         guard, effects = advance_guard(self._guard, event, self._now)
         before = self._guard
-        if GuardEffect.END_GRANTS in effects:
-            for pool, by_unit in list(self._units.items()):
-                self.end(pool, list(by_unit))
         self._put_guard(guard)
         if (before.state is GuardState.IN_FORCE) is not (guard.state is GuardState.IN_FORCE):
             self.guard_changed.send()
+        if GuardEffect.END_GRANTS in effects:
+            # As in a process that starts: what the write of the guard ends, its own states wait for, and
+            # where it cannot be written, the pools get their taint and are drained.
+            for key, _ in list(self._all_units()):
+                self._put_unit(key, Grant())
 
     def _put_guard(self, guard: Guard) -> None:
         if guard.state is not self._guard.state:

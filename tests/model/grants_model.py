@@ -264,7 +264,7 @@ class ScenarioSteps:
         guard, effects = advance_guard(state.guard, event, 0.0)
         state = self._with(state, GUARD, guard)
         if GuardEffect.END_GRANTS in effects and "end of grants" not in self._without:
-            state = self._with(state, 0, advance_grant(state.units[0], E.END, 0.0)[0])
+            state = self._with(state, 0, Grant())
         if guard.state is G.IN_FORCE and event is H.CLAIMS_SEEN:
             state = state._replace(loose=frozenset(), late=False)
         return state

@@ -214,9 +214,10 @@ def test_a_grant_ends_where_its_device_cannot_be_given(why: str) -> None:
         case _:
             world.grants.found("it is gone")
             assert world.grants.obstacle() == "it is gone"
+            assert not world.grants.refuses_others(POOL)
     world.write()
     assert not world.stored.devices
-    assert world.state() is S.CLOSING
+    assert world.state() is (S.OURS if why == "policy" else S.CLOSING)
 
 
 def test_a_process_that_starts_ends_what_was_granted_with_the_proof() -> None:

@@ -32,6 +32,7 @@ from dra_driver.api.names import (
     CANNOT_ALLOCATE,
     EXTENDED_RESOURCE_ANNOTATION,
     GRANT_STATUS,
+    GRANTS,
     SYSTEM_NAMESPACE,
 )
 from dra_driver.api.resource import RESOURCE_CLAIMS
@@ -374,6 +375,29 @@ def test_a_controller_that_starts_during_a_grant_ends_it_and_grants_again() -> N
                 assert not granted(cluster)
 
     virtual_time.run(main())
+
+
+@pytest.mark.parametrize("what", ["object", "policy"])
+def test_what_was_granted_is_allocated_again_when_object_or_policy_is_deleted(what: str) -> None:
+    cluster = cluster_of("n1", gpus=2)
+
+    async def scenario(h: Harness) -> None:
+        pod(cluster, "p", amount=1)
+        await asyncio.sleep(6.0)
+        assert granted(cluster)
+        if what == "object":
+            cluster.remove(CONFIG_MAPS, GRANTS, SYSTEM_NAMESPACE)
+        else:
+            cluster.uninstall()
+        cluster.remove(PODS, "p", NS)
+        for name in ("c", "d"):
+            claim(cluster, name)
+            pod(cluster, f"of-{name}", name)
+        await asyncio.sleep(90.0)
+        # The pool has its taint, and was drained.
+        assert devices(h, "c") | devices(h, "d") == {("n1", "gpu-0"), ("n1", "gpu-1")}
+
+    run(cluster, scenario, scheduler=False)
 
 
 def test_what_is_granted_to_a_pod_is_taken_by_no_other() -> None:
