@@ -22,7 +22,16 @@ from dra_driver.api.meta import DriverName, WireObject
 from dra_driver.api.names import GRANTS, TRIAL_CLAIM
 from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.api.server.admission import VALIDATING_POLICIES, VALIDATING_POLICY_BINDINGS
-from dra_driver.errors import Conflict, DraError, Forbidden, Invalid, NotFound
+from dra_driver.errors import (
+    ApiUnavailable,
+    Conflict,
+    DraError,
+    Forbidden,
+    Invalid,
+    NotFound,
+    NotLeading,
+    ServerBusy,
+)
 from dra_driver.kube import Backoff
 from dra_driver.ownership import Grants
 from dra_driver.ports import Clock, KubeClient
@@ -40,6 +49,8 @@ _UNKNOWN_SECONDS: Final = 30.0
 # How long an API server may need to follow a policy that is new; and how often it is tried meanwhile.
 _FOLLOW_SECONDS: Final = 30.0
 _POLL_SECONDS: Final = 0.5
+# For which an API server that answers may keep the policy from being in force without a reason that is known.
+_PATIENCE_SECONDS: Final = 60.0
 # From the end of one read of the claims to the next one, in times of what it took.
 _READ_PAUSE: Final = 4.0
 _LONGEST_PAUSE: Final = 30.0
@@ -84,6 +95,8 @@ class GuardKeeper:
         # UID and generation of policy and binding.
         self._installed: tuple[tuple[str, int], ...] = ()
         self._to_read = asyncio.Event()
+        # Since when the policy is not in force, as far as the API server answers.
+        self._waits_since: float | None = None
 
     async def run(self) -> None:
         """Look, write and read until cancelled. What fails is logged and tried again."""
@@ -97,10 +110,14 @@ class GuardKeeper:
             self._grants.asking.clear()
             try:
                 await self.once()
+                self._count(self._clock.monotonic(), "policy or object are changed, or claims cannot be read")
             except Conflict:
                 # Somebody else has written it: it is read again.
+                self._count(self._clock.monotonic(), f"somebody else writes the ConfigMap {GRANTS}")
                 await asyncio.sleep(backoff.next())
             except DraError as e:
+                silent = isinstance(e, ApiUnavailable | ServerBusy | NotLeading)
+                self._count(None if silent else self._clock.monotonic(), str(e))
                 delay = backoff.next()
                 log.error(
                     "the admission policy cannot be looked at, or its object not written",
@@ -154,6 +171,20 @@ class GuardKeeper:
                 self._to_read.set()
             took = self._clock.monotonic() - began
             await asyncio.sleep(max(pause, _POLL_SECONDS, min(_READ_PAUSE * took, _LONGEST_PAUSE)))
+
+    def _count(self, now: float | None, why: str) -> None:
+        """Say why the policy is not in force where that lasts: pools get their taint then.
+
+        Args:
+            now: monotonic time in seconds; None: the API server does not answer, and nobody can allocate.
+            why: for people.
+        """
+        if now is None or self._grants.problem or self._grants.in_force():
+            self._waits_since = None
+        elif self._waits_since is None:
+            self._waits_since = now
+        elif now - self._waits_since >= _PATIENCE_SECONDS:
+            self._grants.not_proved(f"the policy {GRANTS} has not come into force for a minute: {why}")
 
     def _pause(self) -> float:
         """Return the seconds until there is something to do although nothing has changed."""

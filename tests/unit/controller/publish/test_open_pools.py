@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from dra_driver.api.own.inventory import DEVICE_INVENTORIES
 from dra_driver.api.own.policy import DEVICE_POLICIES
 from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.api.server.admission import VALIDATING_POLICIES, VALIDATING_POLICY_BINDINGS
+from dra_driver.errors import Forbidden
 from dra_driver.ownership import PoolAllocator, PoolID
 
 POOL = PoolID(DRIVER, PoolName("n1"))
@@ -201,6 +203,61 @@ def test_where_the_policy_goes_the_controller_stops_and_the_pool_gets_its_taint(
         ask(cluster, "next")
         await until(lambda: h.devices("next"))
         assert not cluster.doubles()
+
+    run(cluster, scenario)
+
+
+@pytest.mark.parametrize("why", ["immutable", "no right", "somebody else"])
+def test_where_the_object_cannot_be_written_the_pool_gets_its_taint_and_that_is_said(why: str) -> None:
+    cluster = cluster_of("n1")
+
+    def refuse(verb: str, kind: str, name: str, _: str) -> None:
+        if (verb, kind, name) == ("patch", CONFIG_MAPS.kind, GRANTS):
+            raise Forbidden("no such right", code=403)
+
+    async def spoil() -> None:
+        labels = (str(number) for number in itertools.count())
+        while True:
+            cluster.edit(CONFIG_MAPS, GRANTS, {"metadata": {"labels": {"n": next(labels)}}}, SYSTEM_NAMESPACE)
+            await asyncio.sleep(0.2)
+
+    async def scenario(h: Harness) -> None:
+        await opened(h, cluster)
+        task = None
+        if why == "immutable":
+            cluster.edit(CONFIG_MAPS, GRANTS, {"immutable": True}, SYSTEM_NAMESPACE)
+        elif why == "no right":
+            cluster.edit(CONFIG_MAPS, GRANTS, {"metadata": {"labels": {"n": "1"}}}, SYSTEM_NAMESPACE)
+            cluster.before = refuse
+        else:
+            task = asyncio.create_task(spoil())
+        await until(lambda: not in_force(h), 11)
+        ask(cluster, "c")
+        await until(lambda: condition(cluster)[0] == "PolicyNotInForce", 75)
+        assert GRANTS in condition(cluster)[1]
+        await until(lambda: h.devices("c"))
+        assert cluster.record() == "controller"
+        if task is not None:
+            task.cancel()
+        if why != "immutable":
+            cluster.before = lambda *_: None
+            await opened(h, cluster)
+
+    run(cluster, scenario)
+
+
+def test_an_api_server_that_does_not_answer_for_minutes_costs_no_slices() -> None:
+    cluster = cluster_of("n1")
+
+    async def scenario(h: Harness) -> None:
+        await opened(h, cluster)
+        cluster.writes.clear()
+        cluster.down = True
+        await asyncio.sleep(200)
+        cluster.down = False
+        ask(cluster, "c")
+        await until(lambda: h.devices("c"), 60)
+        assert not [w for w in cluster.writes if w.kind == "ResourceSlice"]
 
     run(cluster, scenario)
 
