@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import structlog
@@ -20,6 +20,7 @@ from controller.allocate.decide import (
 )
 from controller.allocate.granting.grant import GRANT_SECONDS, Ending, NodeGrant, PodGrant, verdict
 from controller.allocate.granting.port import Grants, Wanted
+from controller.allocate.granting.turns import GrantTurns
 from controller.allocate.signal import Signal
 from controller.allocate.state.assume_cache import AssumeCache
 from dra_driver.api.core import Pod
@@ -70,29 +71,6 @@ class _Rest:
 
     times: int
     until: float
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """Pods that wait until there is room for another grant.
-
-    Of one priority the namespace with the fewest grants comes first: one whose pods use them in vain would
-    keep those of all others waiting.
-    """
-
-    ranks: dict[ObjectKey, Rank] = field(default_factory=dict)
-
-    def first(self, held: Mapping[str, int]) -> ObjectKey | None:
-        return min(self.ranks, key=lambda key: _place(self.ranks[key], held), default=None)
-
-    def before(self, pod: ObjectKey, rank: Rank, held: Mapping[str, int]) -> int:
-        """Return how many others come before a pod."""
-        place = _place(rank, held)
-        return sum(_place(one, held) < place for key, one in self.ranks.items() if key != pod)
-
-
-def _place(rank: Rank, held: Mapping[str, int]) -> tuple[int, int, Rank]:
-    return rank.level, held.get(rank.key.namespace, 0), rank
 
 
 def _after_reports(
@@ -170,7 +148,7 @@ class PodGrants:
         self._rests: dict[Uid, _Rest] = {}
         # Until when the controller serves pods itself, although something might be granted.
         self._here: dict[Uid, float] = {}
-        self._waiting = _Waiting()
+        self._turns = GrantTurns(most)
         pods.add_handler(Handler(updated=lambda _, pod: self._seen(pod), deleted=self._deleted))
         grants.changed.listen(self._changed)
 
@@ -209,8 +187,10 @@ class PodGrants:
 
     def serves_instead(self, pod: Pod) -> bool:
         """Return whether something may be granted now for a pod that the controller could serve itself."""
+        held = self._held()
         return (
-            not self._waiting.ranks
+            self._turns.first(held) is None
+            and self._turns.may(pod.metadata.namespace, held)
             and len(self._of) < self._most
             and len(self._instead) < MOST_INSTEAD
             and self._left_to_rest(pod) <= 0
@@ -227,7 +207,7 @@ class PodGrants:
         key = pod.key
         if self.has(pod):
             return "", 0.0
-        self._waiting.ranks.pop(key, None)
+        self._turns.forget(key)
         if obstacle := self._grants.obstacle():
             return f"nothing can be granted to kube-scheduler now: {obstacle}", 5.0
         if (left := self._left_to_rest(pod)) > 0:
@@ -235,7 +215,7 @@ class PodGrants:
             return f"devices were granted {times} times in vain; they are again in {left:.0f} s", left
         if not self._has_room(key, instead=decision.instead):
             if not decision.instead:
-                self._waiting.ranks[key] = self._rank(key)
+                self._turns.wait(key, self._rank(key))
             return f"devices are granted for {len(self._of)} other pods; it is its turn after them", 0.0
         if any(c is not None and self._assume_cache.is_assumed(c) for c in self._known(pod)):
             return "a claim of the pod is being allocated", 1.0
@@ -293,7 +273,7 @@ class PodGrants:
         """Return whether it is the turn of a pod: those that wait and come before it are counted."""
         if instead and len(self._instead) >= MOST_INSTEAD:
             return False
-        return len(self._of) + self._waiting.before(key, self._rank(key), self._held()) < self._most
+        return self._turns.has_room(key, self._rank(key), self._held())
 
     def _units(self, one: GrantedNode) -> Wanted:
         found: dict[PoolID, dict[str, dict[str, frozenset[str]]]] = {}
@@ -372,10 +352,10 @@ class PodGrants:
         return left
 
     def _judge(self, grant: PodGrant, pod: Pod, now: float) -> tuple[Ending | None, float]:
-        if is_finished(pod) or pod.metadata.deletion_timestamp:
-            return Ending.GONE, 0.0
         if pod.spec.node_name or self._has_devices(pod):
             return Ending.ALLOCATED, 0.0
+        if is_finished(pod) or pod.metadata.deletion_timestamp:
+            return Ending.GONE, 0.0
         self._leave(grant)
         if not grant.places:
             return Ending.INTERRUPTED, 0.0
@@ -420,6 +400,7 @@ class PodGrants:
         self._claims -= Counter(grant.claims)
         for place in grant.places:
             self._end_place(place)
+        self._turns.ended(grant.pod.key.namespace, ending)
         if ending in _IN_VAIN:
             times = self._rests[uid].times + 1 if uid in self._rests else 1
             rest = min(_REST_SECONDS * float(1 << min(times - 2, 16)), _LONGEST_REST) if times > 1 else 0.0
@@ -434,7 +415,7 @@ class PodGrants:
 
     def _next(self) -> None:
         """Look at the pod whose turn it is."""
-        first = self._waiting.first(self._held())
+        first = self._turns.first(self._held())
         if first is not None:
             self._look(first)
 
@@ -466,5 +447,5 @@ class PodGrants:
         self._here.pop(pod, None)
 
     def _forget(self, key: ObjectKey) -> None:
-        if self._waiting.ranks.pop(key, None) is not None:
+        if self._turns.forget(key):
             self._next()

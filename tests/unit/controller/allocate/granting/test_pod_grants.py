@@ -349,6 +349,46 @@ def test_namespaces_take_turns_however_many_pods_of_one_wait_for_longer() -> Non
     run(scenario, most=2)
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_namespace_that_does_not_use_its_grants_has_one_at_a_time_until_it_does(leaves: bool) -> None:
+    """However many pods it makes, and how soon it deletes them."""
+
+    async def scenario(w: SimulatedCluster) -> None:
+        devices = [f"n{n}/gpu-{k}" for n in range(1, 5) for k in range(2)]
+        for names in ([f"h{i}" for i in range(4)], [f"i{i}" for i in range(4)]):
+            for name, device in zip(names, devices, strict=False):
+                w.make(name)
+                await w.seconds(0.1)
+                assert w.begin(name, device) == ""
+                w.open(name)
+            await w.seconds(25.0)
+            for name in names if leaves else ():
+                w.cluster.remove(PODS, name, NAMESPACE)
+            await w.seconds(8.0)
+            w.port.closed()
+        assert len(w.over) == 8
+        for name in ("new", "other"):
+            w.make(name)
+        w.make("p", namespace="quiet")
+        await w.seconds(0.1)
+        assert w.begin("new", devices[0]) == ""
+        assert "for 1 other pods" in w.begin("other", devices[1])
+        assert not w.grants.serves_instead(w.pod("other"))
+        # Those that wait for their own namespace hold up nobody else.
+        assert w.grants.serves_instead(w.pod("p", "quiet"))
+        assert w.begin("p", devices[1], namespace="quiet") == ""
+        w.open("new")
+        w.extended_claim("new", devices[0])
+        await w.seconds(0.1)
+        assert w.looked[-1] == "other"
+        assert w.begin("other", devices[2]) == ""
+        w.make("more")
+        await w.seconds(0.1)
+        assert w.begin("more", devices[3]) == ""
+
+    run(scenario, most=4)
+
+
 # --- grants in vain -----------------------------------------------------------------------------------------
 
 
