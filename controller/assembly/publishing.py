@@ -73,7 +73,8 @@ class Publishing:
             exempt = (KUBE_SYSTEM, config.namespace)
             gated = GatedNamespaces(client, informers.namespaces, exempt)
             open_pools = OpenPools(grants, gated, gates)
-            guard = GuardKeeper(client, clock, config.namespace, config.drivers, grants, claims)
+            closing = config.timings.closing
+            guard = GuardKeeper(client, clock, config.namespace, config.drivers, grants, claims, closing)
         publisher = Publisher(
             client,
             config,

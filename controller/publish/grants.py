@@ -287,9 +287,13 @@ class PoolGrants:
             log.warning("the admission policy has to be proved again", why=why)
             self._happened(GuardEvent.FAILED)
 
-    def tick(self) -> None:
-        """Go on where a time is over."""
-        over = self._now - self._timings.closing
+    def tick(self, now: float) -> None:
+        """Go on where a time is over.
+
+        Args:
+            now: monotonic time in seconds, at which the API server has shown what it knows.
+        """
+        over = now - self._timings.closing
         if self._guard.state is GuardState.CLOSING and self._guard.since <= over:
             self._happened(GuardEvent.TIME_OVER)
         for pool, grant in list(self._pools.items()):

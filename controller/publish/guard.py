@@ -10,6 +10,7 @@ a write that was not answered is not known: the object is read again, and writte
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 from typing import Final
 
@@ -66,6 +67,7 @@ class GuardKeeper:
         drivers: ours.
         grants: what is granted.
         claims: compares them with what is known.
+        closing: seconds in which every API server follows a write of the object.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class GuardKeeper:
         drivers: tuple[DriverName, ...],
         grants: PoolGrants,
         claims: KnownClaims,
+        closing: float,
     ) -> None:
         self._client = client
         self._clock = clock
@@ -83,6 +86,7 @@ class GuardKeeper:
         self._drivers = drivers
         self._grants = grants
         self._claims = claims
+        self._closing = closing
         # As read or answered last; the version is empty where something else may be stored.
         self._version = ""
         self._data: dict[str, str] = {}
@@ -90,8 +94,9 @@ class GuardKeeper:
         self._either: tuple[dict[str, str], ...] = ()
         self._looked_at = 0.0
         self._admitted_since: float | None = None
-        # In which the object was last written for the guard.
+        # In which the object was last written for the guard; and in which at all, with the times.
         self._turn = 0
+        self._turns: collections.deque[tuple[float, int]] = collections.deque(maxlen=1024)
         # UID and generation of policy and binding.
         self._installed: tuple[tuple[str, int], ...] = ()
         self._to_read = asyncio.Event()
@@ -148,7 +153,11 @@ class GuardKeeper:
             work = self._grants.look(Grants.of_data(self._data))
             if work is not None:
                 await self._write(*work)
-        self._grants.tick()
+        now = self._clock.monotonic()
+        if self._grants.left() == 0:
+            if self._grants.guard.state is not GuardState.WRITING:
+                await self._try(now)  # one API server at least has to show that it follows
+            self._grants.tick(now)
         if self._grants.reading():
             self._to_read.set()
 
@@ -200,7 +209,7 @@ class GuardKeeper:
         problem = await self._problem()
         self._grants.found(problem)
         if not problem and self._grants.guard.state is not GuardState.WRITING:
-            await self._try()
+            await self._try(self._clock.monotonic())
         self._looked_at = self._clock.monotonic()
 
     async def _problem(self) -> str:
@@ -230,8 +239,12 @@ class GuardKeeper:
         self._installed = installed
         return guard_problem(policy, binding, self._drivers, self._namespace)
 
-    async def _try(self) -> None:
-        """Try a write that nobody may make; nothing of it is stored."""
+    async def _try(self, now: float) -> None:
+        """Try a write that nobody may make; nothing of it is stored.
+
+        Args:
+            now: monotonic time in seconds; what was written so long before as is waited for has to count.
+        """
         patch, admitted = {"status": trial_status(self._drivers[0])}, False
         try:
             await self._client.merge_patch(
@@ -246,8 +259,14 @@ class GuardKeeper:
             if turn is None:
                 self._grants.not_proved(f"whether the policy {GRANTS} refuses anything cannot be tried: {e}")
                 return
-            admitted = turn < self._turn
+            admitted = turn < self._due(now)
         self._judge(admitted=admitted)
+
+    def _due(self, now: float) -> int:
+        """Return the turn that every API server has to know."""
+        while self._turns and self._turns[0][0] <= now - self._closing:
+            self._turn = max(self._turn, self._turns.popleft()[1])
+        return self._turn
 
     def _judge(self, *, admitted: bool) -> None:
         now = self._clock.monotonic()
@@ -275,6 +294,7 @@ class GuardKeeper:
         self._take(answer)
         if asked.guard is not None:
             self._turn = wanted.turn
+        self._turns.append((self._clock.monotonic(), wanted.turn))
         self._grants.stored(Grants.of_data(self._data), asked)
 
     def _take(self, found: ConfigMap) -> None:

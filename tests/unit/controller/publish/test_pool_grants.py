@@ -106,7 +106,7 @@ class World:
     def read(self) -> None:
         """Let the time to close be over, and read the claims."""
         self.time += CLOSING
-        self.grants.tick()
+        self.grants.tick(self.time)
         self.grants.claims_seen(self.grants.reading())
 
     def in_force(self) -> World:
@@ -137,7 +137,7 @@ def test_a_grant_is_one_write_and_its_end_is_a_write_a_time_and_a_read() -> None
     assert world.stored.turn == turn + 2
     assert world.state() is S.CLOSING
     world.time += CLOSING / 2
-    world.grants.tick()
+    world.grants.tick(world.time)
     assert not world.grants.reading()
     assert world.blocked[POOL] == {"gpu-0"}
     world.read()
@@ -153,7 +153,7 @@ def test_a_read_that_began_before_the_end_of_a_grant_says_nothing_of_it() -> Non
     world.grants.end(POOL, ["gpu-0"])
     world.write()
     world.time += CLOSING
-    world.grants.tick()
+    world.grants.tick(world.time)
     world.grants.claims_seen(early)
     assert world.state() is S.READING
 
@@ -261,7 +261,7 @@ def test_a_pool_that_becomes_kube_schedulers_is_listed_and_what_is_held_of_it_is
     world.states[POOL] = HandoverState.NOTING
     assert world.write()
     assert not world.stored.exceptions
-    world.grants.tick()
+    world.grants.tick(world.time)
     world.grants.claims_seen(world.grants.reading())
     assert not world.grants.refuses_others(POOL)
     world.read()

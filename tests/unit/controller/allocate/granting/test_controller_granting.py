@@ -377,6 +377,31 @@ def test_a_controller_that_starts_during_a_grant_ends_it_and_grants_again() -> N
     virtual_time.run(main())
 
 
+def test_an_api_server_that_does_not_follow_the_end_of_a_grant_is_noticed() -> None:
+    """It admits what was granted, for longer than is waited for, and refuses the trial all the same."""
+    cluster = cluster_of("n1", gpus=1)
+    policies = cluster.registry.policies
+    look = policies.parameters
+
+    async def scenario(h: Harness) -> None:
+        pod(cluster, "p", amount=1)
+        await asyncio.sleep(6.0)
+        assert granted(cluster)
+        old = cluster.raw(CONFIG_MAPS, GRANTS, SYSTEM_NAMESPACE)
+        policies.parameters = lambda kind, key: old if key.name == GRANTS else look(kind, key)
+        cluster.remove(PODS, "p", NS)
+        claim(cluster, "c")
+        pod(cluster, "of-c", "c")
+        for _ in range(40):
+            await asyncio.sleep(1.0)
+            assert not devices(h, "c")
+        policies.parameters = look
+        await asyncio.sleep(60.0)
+        assert devices(h, "c")
+
+    run(cluster, scenario, scheduler=False)
+
+
 @pytest.mark.parametrize("what", ["object", "policy"])
 def test_what_was_granted_is_allocated_again_when_object_or_policy_is_deleted(what: str) -> None:
     cluster = cluster_of("n1", gpus=2)
