@@ -9,17 +9,14 @@ import pytest
 from one_node import OneNode
 
 from controller.allocate.decide import (
-    ClaimSeen,
     Decision,
     Proceed,
     Refuse,
     Wait,
     Write,
 )
-from dra_driver.api import codec
 from dra_driver.api.core import Pod
 from dra_driver.api.names import GROUP_LABEL, GROUP_SIZE_LABEL
-from dra_driver.api.resource import ResourceClaim
 
 NS = builders.NAMESPACE
 OURS = builders.allocation(builders.result("n1", "gpu-0"))
@@ -31,14 +28,10 @@ class SimulatedCluster(OneNode):
 
     def __init__(self, status: dict[str, Any] | None = None, class_: str = "gpu") -> None:
         super().__init__()
-        self.claim("c", status, class_)
-
-    def claim(self, name: str, status: dict[str, Any] | None = None, class_: str = "gpu") -> None:
-        body = builders.claim(name, builders.request("r", class_), uid=f"uid-{name}")
-        self.decisions.apply(ClaimSeen(codec.convert(ResourceClaim, {**body, "status": status or {}})))
+        self.claim("c", builders.request("r", class_), status=status)
 
     def ask(self, *claims: str, **more: Any) -> Decision:
-        self.seen(Pod, builders.pod("p", *claims, uid="uid-p", gated=True, **more))
+        self.pod("p", *claims, **more)
         return self.decided("p")
 
 

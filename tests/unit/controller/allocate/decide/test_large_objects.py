@@ -36,7 +36,8 @@ TEXT = "spec.tolerations of the pod has 1025 entries, and the controller serves 
 class SimulatedCluster(OneNode):
     """What is seen is what the informers keep."""
 
-    def claim(self, name: str, class_: str = "gpu", selectors: int = 0) -> None:
+    def request(self, name: str, class_: str = "gpu", selectors: int = 0) -> None:
+        """Have a claim with one request."""
         request = builders.request("r", class_)
         request["exactly"]["selectors"] = [{"cel": {"expression": "true" + " " * 10_000}}] * selectors
         body = builders.claim(name, request, uid=f"uid-{name}")
@@ -49,8 +50,8 @@ class SimulatedCluster(OneNode):
 
 def test_a_pod_beyond_a_limit_is_refused_with_the_reason_and_others_are_served() -> None:
     cluster = SimulatedCluster()
-    cluster.claim("big")
-    cluster.claim("small")
+    cluster.request("big")
+    cluster.request("small")
     cluster.pod("big", "big", tolerations=MANY)
     cluster.pod("small", "small", tolerations=MANY[1:])
     found = cluster.decided("big")
@@ -63,7 +64,7 @@ def test_a_pod_beyond_a_limit_is_refused_with_the_reason_and_others_are_served()
 
 def test_a_pod_beyond_a_limit_goes_to_kube_scheduler_with_claims_of_other_drivers() -> None:
     cluster = SimulatedCluster()
-    cluster.claim("theirs", "nic")
+    cluster.request("theirs", "nic")
     cluster.pod("big", "theirs", tolerations=MANY)
     assert cluster.decided("big") == Proceed(theirs=True)
 
@@ -72,7 +73,7 @@ def test_a_group_is_refused_because_of_a_member_beyond_a_limit() -> None:
     cluster = SimulatedCluster()
     labels = {"labels": {GROUP_LABEL: "g", GROUP_SIZE_LABEL: "2"}}
     for name, tolerations in (("a", MANY), ("b", [])):
-        cluster.claim(name)
+        cluster.request(name)
         cluster.pod(name, name, tolerations=tolerations, metadata=labels)
     found = cluster.decided("b")
     assert isinstance(found, Wait)
@@ -81,7 +82,7 @@ def test_a_group_is_refused_because_of_a_member_beyond_a_limit() -> None:
 
 def test_a_pod_without_claims_takes_its_part_of_the_node() -> None:
     cluster = SimulatedCluster()
-    cluster.claim("c")
+    cluster.request("c")
     cluster.pod("p", "c", cpu="5")
     cluster.pod("big", nodeName="n1", cpu="4", tolerations=MANY)
     found = cluster.decided("p")
@@ -91,8 +92,8 @@ def test_a_pod_without_claims_takes_its_part_of_the_node() -> None:
 
 def test_a_claim_beyond_a_limit_is_refused_with_the_reason() -> None:
     cluster = SimulatedCluster()
-    cluster.claim("big", selectors=60)
-    cluster.claim("small", selectors=10)
+    cluster.request("big", selectors=60)
+    cluster.request("small", selectors=10)
     cluster.pod("big", "big")
     cluster.pod("small", "small")
     found = cluster.decided("big")
@@ -104,7 +105,7 @@ def test_a_claim_beyond_a_limit_is_refused_with_the_reason() -> None:
 
 def test_a_claim_beyond_a_limit_goes_to_kube_scheduler_with_devices_of_other_drivers() -> None:
     cluster = SimulatedCluster()
-    cluster.claim("big", "nic", selectors=60)
+    cluster.request("big", "nic", selectors=60)
     cluster.pod("big", "big")
     assert cluster.decided("big") == Proceed(theirs=True)
 
@@ -112,7 +113,7 @@ def test_a_claim_beyond_a_limit_goes_to_kube_scheduler_with_devices_of_other_dri
 def test_nothing_is_granted_for_a_pod_with_a_claim_beyond_a_limit() -> None:
     """Not even for its extended resource: kube-scheduler would wait for the claim that is refused."""
     cluster = SimulatedCluster(grants=True)
-    cluster.claim("big", selectors=60)
+    cluster.request("big", selectors=60)
     cluster.pod("big", "big", **EXTENDED)
     found = cluster.decided("big")
     assert isinstance(found, Refuse)
@@ -123,7 +124,7 @@ def test_nothing_is_granted_for_a_pod_with_a_claim_beyond_a_limit() -> None:
 
 def test_nothing_is_granted_for_a_pod_beyond_a_limit() -> None:
     cluster = SimulatedCluster(grants=True)
-    cluster.claim("c")
+    cluster.request("c")
     cluster.pod("big", "c", tolerations=MANY, **EXTENDED)
     found = cluster.decided("big")
     assert isinstance(found, Refuse)
