@@ -50,6 +50,13 @@ async def begin(world: Autoscaled, machine_set: str, *devices: dict[str, Any], *
     await world.beside.published(*await world.machines.nodes(machine_set))
 
 
+async def begin_busy(world: Autoscaled) -> None:
+    """Begin with one node, whose two GPUs are busy."""
+    await begin(world, "gpus", gpu(0), gpu(1), least=1)
+    await world.replica_set("pods", 2)
+    await world.placed("pods", 2)
+
+
 def growing(world: Autoscaled) -> Any:
     """Run a controller that shows pods after a moment."""
     return world.beside.controller(scale_up_seconds=DELAY)
@@ -58,9 +65,7 @@ def growing(world: Autoscaled) -> Any:
 def test_a_pod_for_which_all_gpus_are_busy_gets_one_node(tmp_path: Path) -> None:
     async def scenario(world: Autoscaled) -> None:
         async with growing(world):
-            await begin(world, "gpus", gpu(0), gpu(1), least=1)
-            await world.replica_set("pods", 2)
-            await world.placed("pods", 2)
+            await begin_busy(world)
             async with world.autoscaler():
                 began = time.monotonic()
                 await world.scale("pods", 3)
@@ -230,9 +235,7 @@ async def member(world: Autoscaled, name: str, metadata: dict[str, Any]) -> None
 def test_a_group_gets_all_of_its_nodes_and_starts_as_a_whole(tmp_path: Path) -> None:
     async def scenario(world: Autoscaled) -> None:
         async with growing(world):
-            await begin(world, "gpus", gpu(0), gpu(1), least=1)
-            await world.replica_set("pods", 2)
-            await world.placed("pods", 2)
+            await begin_busy(world)
             async with world.autoscaler():
                 began = time.monotonic()
                 names = [f"m{i}" for i in range(4)]
@@ -252,11 +255,7 @@ def test_a_group_whose_domain_is_full_is_told_why_no_node_comes(tmp_path: Path) 
     async def scenario(world: Autoscaled) -> None:
         async with growing(world):
             for zone in ("a", "b"):
-                await world.may_grow(zone)
-                devices = gpu(0), gpu(1)
-                await world.machines.machine_set(zone, *devices, least=1, labels={"zone": zone})
-                await world.sizes(zone, 1)
-                await world.beside.published(*await world.machines.nodes(zone))
+                await begin(world, zone, gpu(0), gpu(1), least=1, labels={"zone": zone})
                 await world.replica_set(f"busy-{zone}", 1, nodeSelector={"zone": zone})
                 await world.placed(f"busy-{zone}", 1)
             async with world.autoscaler():

@@ -52,14 +52,20 @@ async def busy(h: Harness, name: str, node: str) -> None:
     h.bind(name, node)
 
 
+async def group_of_four(h: Harness) -> list[str]:
+    """Have a group wait for four GPUs, of which three are free; return its members."""
+    await busy(h, "a", "n1")
+    names = [f"m{i}" for i in range(4)]
+    for name in names:
+        member(h.cluster, name, 4)
+    return names
+
+
 def test_a_group_is_shown_when_no_device_that_would_serve_a_member_looks_free() -> None:
     cluster = cluster_of("n1", "n2")
 
     async def scenario(h: Harness) -> None:
-        await busy(h, "a", "n1")
-        names = [f"m{i}" for i in range(4)]
-        for name in names:
-            member(cluster, name, 4)
+        names = await group_of_four(h)
         await asyncio.sleep(10 * DELAY)
         assert all(map(h.gates, names)), "three GPUs look free"
         for name in names:
@@ -99,10 +105,7 @@ def test_devices_with_our_taint_do_not_look_free() -> None:
     cluster = cluster_of("n1", "n2")
 
     async def scenario(h: Harness) -> None:
-        await busy(h, "a", "n1")
-        names = [f"m{i}" for i in range(4)]
-        for name in names:
-            member(cluster, name, 4)
+        names = await group_of_four(h)
         await asyncio.sleep(3 * DELAY)
         assert not any(map(h.gates, names))
 
