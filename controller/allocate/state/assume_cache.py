@@ -92,6 +92,10 @@ class AssumeCache:
             and is_newer(known.metadata.resource_version, claim.metadata.resource_version)
         )
 
+    def knows_all(self, version: str) -> bool:
+        """Return whether the claims are known as they were at a version of their collection, or later."""
+        return self._claims.synced.is_set() and is_newer(self._claims.resource_version, version)
+
     # --- what the allocator writes --------------------------------------------------------------------------
 
     def assume(self, claim: ResourceClaim, allocation: AllocationResult) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import builders
@@ -267,6 +267,50 @@ def test_a_pool_waits_for_its_own_claims_alone() -> None:
         cluster.quiet.add(RESOURCE_CLAIMS.kind)
         cluster.put(RESOURCE_CLAIMS, allocated("d", "n1"))
         assert (await known.are_known(n1), await known.are_known()) == (False, False)
+        task.cancel()
+        await asyncio.wait({task})
+
+    virtual_time.run(scenario())
+
+
+class Slow(FakeClient):
+    """Whatever happens meanwhile, a list of claims is answered after that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    async def list(self, *args: Any, **more: Any) -> ObjectList[Any]:
+        found = await super().list(*args, **more)
+        self.meanwhile()
+        await asyncio.sleep(1.0)
+        return found
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_claim_that_goes_while_claims_are_read_is_not_waited_for(seen: bool) -> None:
+    """Of ten thousands of claims some go in the seconds that a read takes, each time."""
+    cluster = Slow()
+    claims = Informer(cluster, RESOURCE_CLAIMS)
+    known = KnownClaims(cluster, AssumeCache(claims, Journal(), Signal()))
+
+    def go() -> None:
+        if not seen:
+            cluster.quiet.add(RESOURCE_CLAIMS.kind)
+            cluster.put(RESOURCE_CLAIMS, allocated("d", "n1"))
+        cluster.remove(RESOURCE_CLAIMS, "c", builders.NAMESPACE)
+
+    async def scenario() -> None:
+        task = asyncio.create_task(claims.run())
+        await claims.synced.wait()
+        cluster.put(RESOURCE_CLAIMS, allocated("c", "n1"))
+        await asyncio.sleep(1.0)
+        cluster.meanwhile = go
+        if not seen:
+            # One that the watch has not shown yet is in the list.
+            go()
+            cluster.meanwhile = lambda: None
+        assert await known.are_known() is seen
         task.cancel()
         await asyncio.wait({task})
 
