@@ -14,8 +14,8 @@ server keeps the manager of each key of an object, which makes a write of thousa
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
@@ -192,35 +192,6 @@ class Grants:
         theirs = self.allocator(pool) is PoolAllocator.SCHEDULER and (pool, device) not in self.kept
         return theirs or (pool, device) in self.devices.get(key, frozenset())
 
-    def grant(self, key: str, devices: Collection[tuple[PoolID, str]]) -> Grants | None:
-        """Return them with a grant of so many devices more; None if there is no room."""
-        more = frozenset(devices) | self.devices.get(key, frozenset())
-        return self._if_it_fits(replace(self, devices=MappingProxyType({**self.devices, key: more})))
-
-    def end(self, devices: Collection[tuple[PoolID, str]]) -> Grants:
-        """Return them without some devices, whosever they are, in an object that differs in any case.
-
-        What an earlier leader has still under way then fails at its resourceVersion.
-        """
-        left = {key: held - frozenset(devices) for key, held in self.devices.items()}
-        kept = MappingProxyType({key: held for key, held in left.items() if held})
-        return replace(self, devices=kept, turn=self.turn + 1)
-
-    def with_allocators(
-        self, allocators: Mapping[PoolID, PoolAllocator], kept: Collection[tuple[PoolID, str]] = ()
-    ) -> Grants | None:
-        """Return them with the allocators of these pools, in a new turn; None if there is no room.
-
-        Args:
-            allocators: by pool.
-            kept: of the devices in pools that become kube-scheduler's, those that are allocated.
-        """
-        differs = {pool for pool, allocator in allocators.items() if allocator is not self.default}
-        exceptions = self.exceptions - allocators.keys() | differs
-        left = {(pool, device) for pool, device in self.kept if pool not in allocators} | set(kept)
-        made = replace(self, exceptions=frozenset(exceptions), kept=frozenset(left), turn=self.turn + 1)
-        return self._if_it_fits(made)
-
     @property
     def size(self) -> int:
         """Return the bytes of all keys and values."""
@@ -230,10 +201,6 @@ class Grants:
     def fits(self) -> bool:
         """Return whether the API server stores so much, and can look through what is listed."""
         return len(self.exceptions) + len(self.kept) <= MAX_LISTED and self.size <= MAX_GRANT_BYTES
-
-    @staticmethod
-    def _if_it_fits(grants: Grants) -> Grants | None:
-        return grants if grants.fits else None
 
 
 def _text(devices: Devices) -> str:

@@ -10,6 +10,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,6 @@ from dra_driver.ownership import (
     MAX_LISTED,
     VARIABLES,
     Grants,
-    PoolAllocator,
     PoolID,
     admitted,
     grant_key,
@@ -189,14 +189,8 @@ def grants_of(count: int, pools: int) -> Grants:
     """Return so many grants of eight devices, and so many pools of kube-scheduler."""
     devices = frozenset((POOL, f"gpu-{i}") for i in range(8))
     uids = (f"{i:08}-0000-4000-8000-000000000000" for i in range(count))
-    grants = Grants({f"_claim_{uid}": devices for uid in uids}).with_allocators(
-        {
-            PoolID(OURS, PoolName(f"ip-10-{i // 256}-{i % 256}-1")): PoolAllocator.SCHEDULER
-            for i in range(pools)
-        }
-    )
-    assert grants is not None
-    return grants
+    theirs = (PoolID(OURS, PoolName(f"ip-10-{i // 256}-{i % 256}-1")) for i in range(pools))
+    return Grants({f"_claim_{uid}": devices for uid in uids}, frozenset(theirs))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -205,9 +199,8 @@ def test_only_a_grant_lets_others_allocate_devices_of_ours(kind: str, tmp_path: 
         claim, other = await world.claim("c"), await world.claim("other")
         extended = await world.claim("e", extended_of="u-1")
         assert await world.allocate("c", [result(THEIRS, NODE)]) == ""
-        granted = Grants().grant(grant_key(claim), [(POOL, "gpu-0"), (POOL, "gpu-1")])
-        granted = granted and granted.grant(grant_key_of_pod(TENANT, "u-1"), [(POOL, "gpu-2")])
-        assert granted is not None
+        of_pod = {grant_key_of_pod(TENANT, "u-1"): frozenset({(POOL, "gpu-2")})}
+        granted = Grants({grant_key(claim): frozenset((POOL, f"gpu-{i}") for i in range(2)), **of_pod})
         await world.write(granted)
         await world.until("c", [result(OURS, NODE)], "")
         assert grant_key(extended) == f"_pod_{TENANT}_u-1"
@@ -220,11 +213,9 @@ def test_only_a_grant_lets_others_allocate_devices_of_ours(kind: str, tmp_path: 
         ):
             results = [result(OURS, NODE, f"gpu-{i}") for i in devices]
             assert await world.allocate(name, results) == verdict, (name, devices)
-        await world.write(granted.end([(POOL, "gpu-0")]))
+        await world.write(Grants(of_pod))
         await world.until("c", [result(OURS, NODE)], POLICY)
-        given = granted.with_allocators({POOL: PoolAllocator.SCHEDULER})
-        assert given is not None
-        await world.write(given)
+        await world.write(Grants(exceptions=frozenset({POOL})))
         await world.until("other", [result(OURS, NODE)], "")
 
     run(kind, tmp_path, scenario)
@@ -239,10 +230,10 @@ def test_the_largest_object_is_within_the_budget_of_an_evaluation(kind: str, tmp
         driver, pool = OURS, PoolName(".".join(["p" * 63] * 3 + ["p" * 61]))
         names = [f"{i:063}" for i in range(3 * MOST_RESULTS)]
         # Three nodes, each with the most devices of the longest names, beside others up to the limit.
-        grants = grants_of(500, MAX_LISTED).grant(
-            grant_key(claim), [(PoolID(driver, pool), n) for n in names]
-        )
-        assert grants is not None
+        others = grants_of(500, MAX_LISTED)
+        own = {grant_key(claim): frozenset((PoolID(driver, pool), name) for name in names)}
+        grants = replace(others, devices={**others.devices, **own})
+        assert grants.fits
         size = sum(len(key) + len(text) for key, text in grants.data().items())
         assert size > 0.8 * MAX_GRANT_BYTES
         await world.write(grants)

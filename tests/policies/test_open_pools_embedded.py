@@ -83,9 +83,7 @@ def test_once_the_leader_has_written_the_object_the_devices_are_the_controllers(
         assert await made.send(theirs) == GRANTS
         assert await made.send(allocate("admin", result(THEIRS, NODE))) == ""
         assert await made.send(allocate("controller", result(OURS, NODE))) == ""
-        given = Grants().with_allocators({HERE: PoolAllocator.SCHEDULER})
-        assert given is not None
-        await write(made, given)
+        await write(made, Grants(exceptions=frozenset({HERE})))
         assert await made.send(theirs) == ""
 
     run(tmp_path, scenario)

@@ -74,9 +74,7 @@ def key_of(body: Body) -> str:
 
 
 def granted(body: Body, *devices: tuple[PoolID, str]) -> Grants:
-    grants = Grants().grant(key_of(body), devices)
-    assert grants is not None
-    return grants
+    return Grants({key_of(body): frozenset(devices)})
 
 
 @pytest.mark.parametrize("data", [Grants().data(), {"_default": "other"}])
@@ -105,9 +103,7 @@ def test_a_grant_is_for_one_claim_and_for_its_devices() -> None:
 
 def test_the_claim_of_extended_resources_has_the_grant_of_its_pod() -> None:
     extended = made(pod="p")
-    grants = Grants().grant(grant_key_of_pod("tenant", "uid-p"), [(POOL, "gpu-0")])
-    assert grants is not None
-    data = grants.data()
+    data = Grants({grant_key_of_pod("tenant", "uid-p"): frozenset({(POOL, "gpu-0")})}).data()
     assert admits(data, extended, result(POOL))
     # Claims of the pod that exist have grants of their own.
     assert not admits(data, made(pod="p", extended="false"), result(POOL))
@@ -117,8 +113,7 @@ def test_the_claim_of_extended_resources_has_the_grant_of_its_pod() -> None:
 
 def test_the_grant_of_a_pod_is_of_no_use_in_another_namespace() -> None:
     """Whoever may make claims may name any pod as the owner."""
-    grants = Grants().grant(grant_key_of_pod("tenant", "uid-p"), [(POOL, "gpu-0")])
-    assert grants is not None
+    grants = Grants({grant_key_of_pod("tenant", "uid-p"): frozenset({(POOL, "gpu-0")})})
     assert not admits(grants.data(), made(pod="p", namespace="thief"), result(POOL))
 
 
@@ -133,54 +128,40 @@ def test_what_takes_nothing_is_admitted() -> None:
     assert CONDITION.value({**given, "object": {"status": {"allocation": {"devices": {}}}}}) is True
 
 
-def test_pools_of_kube_scheduler_are_exceptions_or_the_rule() -> None:
-    grants = Grants().with_allocators({POOL: SCHEDULER, OTHER: CONTROLLER})
-    assert grants is not None
-    assert (grants.allocator(POOL), grants.allocator(OTHER)) == (SCHEDULER, CONTROLLER)
-    assert admits(grants.data(), made(), result(POOL))
-    assert not admits(grants.data(), made(), result(OTHER))
-    assert not admits(grants.data(), made(), result(NIC))  # of another driver, on the same node
-    other = Grants(default=SCHEDULER).with_allocators({POOL: CONTROLLER})
-    assert other is not None
-    assert (other.allocator(POOL), other.allocator(OTHER)) == (CONTROLLER, SCHEDULER)
-    assert not admits(other.data(), made(), result(POOL))
-    assert admits(other.data(), made(), result(OTHER))
-    assert other.with_allocators({POOL: SCHEDULER}) == Grants(default=SCHEDULER, turn=2)
+@pytest.mark.parametrize("default", PoolAllocator)
+def test_pools_of_the_other_allocator_are_exceptions(default: PoolAllocator) -> None:
+    grants = Grants(exceptions=frozenset({POOL}), default=default)
+    theirs, ours = (OTHER, POOL) if default is SCHEDULER else (POOL, OTHER)
+    assert (grants.allocator(theirs), grants.allocator(ours)) == (SCHEDULER, CONTROLLER)
+    assert admits(grants.data(), made(), result(theirs))
+    assert not admits(grants.data(), made(), result(ours))
+    assert admits(grants.data(), made(), result(NIC)) is (default is SCHEDULER)  # on the node of POOL
 
 
 @pytest.mark.parametrize("default", PoolAllocator)
 def test_what_the_controller_had_allocated_is_kept_from_kube_scheduler(default: PoolAllocator) -> None:
-    grants = Grants(default=default).with_allocators({POOL: SCHEDULER, NIC: SCHEDULER}, [(POOL, "gpu-0")])
-    assert grants is not None
+    theirs = frozenset() if default is SCHEDULER else frozenset({POOL, NIC})
+    grants = Grants(exceptions=theirs, kept=frozenset({(POOL, "gpu-0")}), default=default)
     assert Grants.of_data(grants.data()) == grants
     assert not admits(grants.data(), made(), result(POOL))
     assert admits(grants.data(), made(), result(POOL, "gpu-1"))
     assert admits(grants.data(), made(), result(NIC))
-    again = grants.with_allocators({POOL: SCHEDULER})
-    assert again is not None
-    assert admits(again.data(), made(), result(POOL))
-
-
-def test_the_end_of_a_grant_changes_the_object_even_where_there_is_none() -> None:
-    grants = granted(made(), (POOL, "gpu-0"), (OTHER, "gpu-0"))
-    assert grants.end([(POOL, "gpu-0")]).devices == {"_claim_uid-c": {(OTHER, "gpu-0")}}
-    ended = grants.end([(POOL, "gpu-0"), (OTHER, "gpu-0")])
-    assert ended == Grants(turn=1)
-    assert ended.end([(POOL, "gpu-0")]).data() != ended.data()
 
 
 def test_there_is_room_for_what_an_object_may_hold() -> None:
-    grants, count = Grants(), 0
-    devices = [(PoolID(OURS, PoolName("p" * 253)), f"{i:063}") for i in range(96)]
-    while (more := grants.grant(grant_key_of_pod("n" * 63, f"{count:036}"), devices)) is not None:
-        grants, count = more, count + 1
-    assert count == 28  # of the largest that there can be
-    assert sum(len(k) + len(v) for k, v in grants.data().items()) <= MAX_GRANT_BYTES
-    pools = {PoolID(OURS, PoolName(f"node-{i}.rack")): SCHEDULER for i in range(MAX_LISTED)}
-    assert Grants().with_allocators(pools) is not None
-    assert Grants().with_allocators(pools, [(POOL, "gpu-0")]) is None
-    long = {PoolID(OURS, PoolName(f"{p.pool}/{'p' * 63}")): SCHEDULER for p in pools}
-    assert Grants().with_allocators(long) is None
+    devices = frozenset((PoolID(OURS, PoolName("p" * 253)), f"{i:063}") for i in range(96))
+
+    def largest(count: int) -> Grants:
+        return Grants({grant_key_of_pod("n" * 63, f"{i:036}"): devices for i in range(count)})
+
+    assert largest(28).fits
+    assert not largest(29).fits
+    assert sum(len(k) + len(v) for k, v in largest(28).data().items()) == largest(28).size <= MAX_GRANT_BYTES
+    pools = frozenset(PoolID(OURS, PoolName(f"node-{i}.rack")) for i in range(MAX_LISTED))
+    assert Grants(exceptions=pools).fits
+    assert not Grants(exceptions=pools, kept=frozenset({(POOL, "gpu-0")})).fits
+    long = frozenset(PoolID(OURS, PoolName(f"{p.pool}/{'p' * 63}")) for p in pools)
+    assert not Grants(exceptions=long).fits
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "gpu-0", "a/b", "//", "a//c", "/b/c", "a/b/"])
@@ -221,12 +202,10 @@ def test_the_policy_decides_as_the_controller_expects(
     body: Body,
     device: tuple[PoolID, str],
 ) -> None:
-    grants = Grants(default=default).with_allocators(allocators, [(p, "gpu-0") for p in allocators])
-    for name, devices in by_name.items():
-        grants = grants and grants.grant(f"_claim_uid-{name}", devices)
-    assert grants is not None
-    grants = grants.grant(grant_key_of_pod("tenant", "uid-q"), [device])
-    assert grants is not None
+    granted = {f"_claim_uid-{name}": frozenset(devices) for name, devices in by_name.items()}
+    granted[grant_key_of_pod("tenant", "uid-q")] = frozenset({device})
+    exceptions = frozenset(pool for pool, allocator in allocators.items() if allocator is not default)
+    grants = Grants(granted, exceptions, frozenset((pool, "gpu-0") for pool in allocators), default)
     assert Grants.of_data(grants.data()) == grants
     kept = {(pool, name) for pool in allocators for name in ("gpu-0", "gpu-1")}
     for pool, name in {device, *kept, *(d for devices in by_name.values() for d in devices)}:

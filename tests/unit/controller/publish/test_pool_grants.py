@@ -221,9 +221,7 @@ def test_a_grant_ends_where_its_device_cannot_be_given(why: str) -> None:
 
 
 def test_a_process_that_starts_ends_what_was_granted_with_the_proof() -> None:
-    before = Grants(turn=7).grant(KEY, [(POOL, "gpu-0")])
-    assert before is not None
-    world = World(stored=before)
+    world = World(stored=Grants({KEY: frozenset({(POOL, "gpu-0")})}, turn=7))
     assert not world.grants.refuses_others(POOL)
     world.write()
     assert (world.stored.turn, world.stored.devices) == (8, {})
@@ -269,8 +267,8 @@ def test_a_pool_that_becomes_kube_schedulers_is_listed_and_what_is_held_of_it_is
 
 
 def test_what_was_kept_stays_kept_over_a_restart_while_it_is_held() -> None:
-    stored = Grants().with_allocators({POOL: PoolAllocator.SCHEDULER}, [(POOL, "gpu-0"), (POOL, "gpu-1")])
-    assert stored is not None
+    kept = frozenset((POOL, name) for name in ("gpu-0", "gpu-1"))
+    stored = Grants(exceptions=frozenset({POOL}), kept=kept, turn=1)
     world = World(stored=stored, taken={"gpu-1"}, states={POOL: HandoverState.SCHEDULER}).in_force()
     assert world.stored.exceptions == {POOL}
     assert world.stored.kept == {(POOL, "gpu-1")}
