@@ -216,7 +216,9 @@ class PodGrants:
         if not self._has_room(key, instead=decision.instead):
             if not decision.instead:
                 self._turns.wait(key, self._rank(key))
-            return f"devices are granted for {len(self._of)} other pods; it is its turn after them", 0.0
+            few = not self._turns.may(key.namespace, self._held())
+            why = "pods of its namespace have not used theirs, so that it has few at a time; " if few else ""
+            return f"devices are granted for {len(self._of)} other pods; {why}it is its turn after them", 0.0
         if any(c is not None and self._assume_cache.is_assumed(c) for c in self._known(pod)):
             return "a claim of the pod is being allocated", 1.0
         places: list[NodeGrant] = []

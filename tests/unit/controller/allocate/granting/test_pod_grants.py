@@ -372,7 +372,7 @@ def test_a_namespace_that_does_not_use_its_grants_has_one_at_a_time_until_it_doe
         w.make("p", namespace="quiet")
         await w.seconds(0.1)
         assert w.begin("new", devices[0]) == ""
-        assert "for 1 other pods" in w.begin("other", devices[1])
+        assert "pods of its namespace have not used theirs" in w.begin("other", devices[1])
         assert not w.grants.serves_instead(w.pod("other"))
         # Those that wait for their own namespace hold up nobody else.
         assert w.grants.serves_instead(w.pod("p", "quiet"))
