@@ -207,9 +207,9 @@ class PodGrants:
         key = pod.key
         if self.has(pod):
             return "", 0.0
-        self._turns.forget(key)
         if obstacle := self._grants.obstacle():
             return f"nothing can be granted to kube-scheduler now: {obstacle}", 5.0
+        self._turns.forget(key)
         if (left := self._left_to_rest(pod)) > 0:
             times = self._rests[pod.metadata.uid].times
             return f"devices were granted {times} times in vain; they are again in {left:.0f} s", left
@@ -220,6 +220,7 @@ class PodGrants:
             why = "pods of its namespace have not used theirs, so that it has few at a time; " if few else ""
             return f"devices are granted for {len(self._of)} other pods; {why}it is its turn after them", 0.0
         if any(c is not None and self._assume_cache.is_assumed(c) for c in self._known(pod)):
+            self._next()
             return "a claim of the pod is being allocated", 1.0
         places: list[NodeGrant] = []
         for one in decision.nodes:
@@ -229,6 +230,7 @@ class PodGrants:
             if isinstance(place, NodeGrant):
                 places.append(place)
             elif not places:
+                self._next()
                 return place
         self._put(pod, places, decision)
         log.info("granting devices", pod=str(key), devices={place.node: place.devices for place in places})

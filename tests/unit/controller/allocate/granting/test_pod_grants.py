@@ -320,6 +320,49 @@ def test_so_many_pods_have_grants_at_a_time_and_those_of_higher_priority_come_fi
     run(scenario, most=2)
 
 
+def test_a_pod_whose_turn_is_of_no_use_to_it_leaves_it_to_the_next_one() -> None:
+    async def scenario(w: SimulatedCluster) -> None:
+        for name in ("a", "b", "c"):
+            w.make(name)
+        status = builders.allocation(builders.result("n2", "gpu-0"))
+        w.cluster.put(RESOURCE_CLAIMS, builders.claim("taken", uid="taken", status=status))
+        await w.seconds(0.1)
+        assert w.begin("a", "n1/gpu-0") == ""
+        assert w.begin("b", "n2/gpu-0")
+        assert w.begin("c", "n3/gpu-0")
+        w.cluster.remove(PODS, "a", NAMESPACE)
+        await w.seconds(0.1)
+        assert w.looked[-1] == "b"
+        assert w.begin("b", "n2/gpu-0") == "its devices are being allocated"
+        assert w.looked[-1] == "c"
+        assert w.begin("c", "n3/gpu-0") == ""
+
+    run(scenario, most=1)
+
+
+def test_a_pod_that_goes_while_nothing_can_be_granted_leaves_its_turn_to_the_next_one() -> None:
+    async def scenario(w: SimulatedCluster) -> None:
+        for name in ("a", "b", "c"):
+            w.make(name)
+        await w.seconds(0.1)
+        assert w.begin("a", "n1/gpu-0") == ""
+        assert w.begin("b", "n2/gpu-0")
+        assert w.begin("c", "n3/gpu-0")
+        w.port.obstructed = "the policy is being proved"
+        w.cluster.remove(PODS, "a", NAMESPACE)
+        await w.seconds(0.1)
+        assert w.looked[-1] == "b"
+        assert "being proved" in w.begin("b", "n2/gpu-0")
+        w.cluster.remove(PODS, "b", NAMESPACE)
+        await w.seconds(0.1)
+        assert w.looked[-1] == "c"
+        assert "being proved" in w.begin("c", "n3/gpu-0")
+        w.port.obstructed = ""
+        assert w.begin("c", "n3/gpu-0") == ""
+
+    run(scenario, most=1)
+
+
 def test_namespaces_take_turns_however_many_pods_of_one_wait_for_longer() -> None:
     async def scenario(w: SimulatedCluster) -> None:
         hostile = [f"h{i}" for i in range(8)]
