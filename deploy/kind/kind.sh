@@ -108,12 +108,10 @@ EOF
 install() {
   need_kind; need_kubectl; need_cluster; need_venv
   say "installing the driver"
-  local capacity=()
   "$python" "$root/deploy/kind/render.py" --image "$IMAGE" --node-files "$state/node" >"$state/manifests.yaml"
   kubectl apply --server-side --force-conflicts --filename "$state/manifests.yaml"
   # Stored without its capacity, a claim would ask for any device.
-  keeps_capacity || capacity=(--filename "$root/deploy/optional/refuse-dropped-capacity.yaml")
-  kubectl apply --filename "$root/deploy/optional/webhooks.yaml" "${capacity[@]}"
+  keeps_capacity || kubectl apply --filename "$root/deploy/optional/refuse-dropped-capacity.yaml"
   "$dra_driver" certificates
   kubectl --namespace dra-driver rollout status deployment/dra-driver-controller --timeout 180s
   kubectl --namespace dra-driver rollout status daemonset/dra-driver-kubelet-plugin --timeout 180s

@@ -22,8 +22,10 @@ def main() -> None:
     parser.add_argument("--node-files", required=True, type=Path, metavar="DIR", help="on the node")
     options = parser.parse_args()
     # The webhook sets the gate there, as an installation by Helm has it.
-    kept = [d for d in load(ROOT / "deploy") if not d["kind"].startswith("MutatingAdmissionPolicy")]
-    yaml.safe_dump_all(adapt(kept, options.image, NodeFiles(options.node_files)), sys.stdout, sort_keys=False)
+    documents = load(ROOT / "deploy", policies=False)
+    yaml.safe_dump_all(
+        adapt(documents, options.image, NodeFiles(options.node_files)), sys.stdout, sort_keys=False
+    )
 
 
 if __name__ == "__main__":
