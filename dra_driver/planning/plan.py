@@ -15,7 +15,7 @@ from dra_driver.planning.changes.relaxing import Relaxed, relaxations
 from dra_driver.planning.checks import Answer, Checks, OutOfTime, allocated_with, less_room
 from dra_driver.planning.counting import Count, how_many, largest_block
 from dra_driver.planning.question import PlannedCluster, Template, Workload, needed, want_room
-from dra_driver.structured import Failed, GroupAllocated, GroupRefused
+from dra_driver.structured import DoesNotFit, Failed, GroupAllocated, GroupRefused
 
 __all__ = ["NewNodes", "Plan", "make_plan", "reason_of", "take_in"]
 
@@ -108,6 +108,9 @@ def make_plan(
         plan.out_of_time.append("whether it fits")
         return plan
     plan.certain = not checks.unsure
+    if isinstance(answer, GroupRefused) and isinstance(answer.first, Failed) and not answer.first.gave_up:
+        # The request is wrong, whatever is left of nodes and however many pods there are.
+        answer = answer.first
     if isinstance(answer, GroupAllocated):
         plan.placed = answer
     else:
@@ -138,7 +141,7 @@ def reason_of(answer: Answer) -> str:
     match answer:
         case GroupRefused():
             single = answer.wanted == 1 and answer.first is not None and answer.level is None
-            if single and answer.first is not None:
+            if single and isinstance(answer.first, DoesNotFit):
                 return answer.first.summary(holders=True)
             return answer.summary(holders=True)
         case Failed(message):

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from dra_driver.api.resource import ResourceClaim
-from dra_driver.structured.model.types import Allocated, DoesNotFit
+from dra_driver.structured.model.types import Allocated, DoesNotFit, Failed
 
 __all__ = ["GroupAllocated", "GroupMember", "GroupRefused", "Level"]
 
@@ -82,7 +82,8 @@ class GroupRefused:
         domain: value of that level where most members fit; of several levels, of all down to this one.
         domains: number of domains of that level.
         at_least: whether the search for ``held`` was cut short.
-        first: why the first member fits on no node, if ``held`` is 0.
+        first: why the first member gets no answer by itself, whatever is left of nodes besides devices, if
+            ``held`` is 0; None if it does, or if that is not known.
     """
 
     wanted: int
@@ -91,15 +92,18 @@ class GroupRefused:
     domain: str = ""
     domains: int = 0
     at_least: bool = False
-    first: DoesNotFit | None = None
+    first: DoesNotFit | Failed | None = None
 
     def summary(self, *, holders: bool = False) -> str:
         """Return one sentence for people; see ``DoesNotFit.summary``."""
         most = f"{'at least ' if self.at_least else ''}{self.held} of {self.wanted} members"
-        if self.first is not None:
-            reason = f": {self.first.summary(holders=holders)}"
-        else:
-            reason = ""
+        match self.first:
+            case DoesNotFit():
+                reason = f": {self.first.summary(holders=holders)}"
+            case Failed(message):
+                reason = f": {message}"
+            case None:
+                reason = ""
         if self.level is None:
             return f"{most} fit at the same time{reason}"
         if not self.domains:

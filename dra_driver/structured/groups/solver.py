@@ -349,8 +349,8 @@ class _Group:
             return ""
         return "/".join(found.domain.values) if found is not None else ""
 
-    def _first(self) -> DoesNotFit | None:
-        """Return why the first member fits nowhere; None if it fits somewhere."""
+    def _first(self) -> DoesNotFit | Failed | None:
+        """Return why the first member fits nowhere, or cannot be answered; None if it fits somewhere."""
         first, pools = self._bundles[0], self._options.pools
         try:
             outcome = allocate(
@@ -367,7 +367,7 @@ class _Group:
         except IndexUnfinished:
             # That the group does not fit is known; the reasons are not worth an index of their own.
             return None
-        return outcome if isinstance(outcome, DoesNotFit) else None
+        return None if isinstance(outcome, Allocated) else outcome
 
     # --- answers --------------------------------------------------------------------------------------------
 

@@ -461,6 +461,35 @@ def test_a_class_that_does_not_exist_is_bad_input(tmp_path: Path, capsys: Captur
     assert "none" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("expression", "said"),
+    [
+        (f'device.attributes["{DRIVER}"].modle == "H100"', "no such key: modle"),
+        (f'device.attributes["{DRIVER}"].model ==', "does not compile"),
+    ],
+)
+@pytest.mark.parametrize("pods", [1, 2])
+def test_a_selector_that_fails_is_the_reason_whatever_is_left_of_nodes(
+    tmp_path: Path, capsys: Capture, expression: str, said: str, pods: int
+) -> None:
+    # Pods that run make the CPU and the pods of nodes known, as those of a live cluster are.
+    node = builders.node("n1", allocatable={"cpu": "4", "pods": "10"})
+    export = write(tmp_path, "export.yaml", CLASS, node, gpus("n1", "a"), pod("p", "none", nodeName="n1"))
+    of = template("t")
+    of["spec"]["spec"]["devices"]["requests"][0]["exactly"]["selectors"] = [
+        {"cel": {"expression": expression}}
+    ]
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "new", "namespace": "default"},
+        "spec": {"parallelism": pods, "template": {"spec": pod("new", from_template="t")["spec"]}},
+    }
+    status, answer = plan(capsys, "-s", export, "-f", write(tmp_path, "asked.yaml", of, job))
+    assert (status, answer["error"]) == (2, True)
+    assert said in answer["reason"]
+
+
 def test_it_is_a_command_of_kubectl(capsys: Capture) -> None:
     assert kubectl_dra(["plan", "--fleet", "h100x8:1", "--gpus", "2"]) == 0
     assert "fits now" in capsys.readouterr().out

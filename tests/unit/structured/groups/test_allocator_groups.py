@@ -322,6 +322,22 @@ def test_a_class_that_does_not_exist_is_an_error() -> None:
     assert "'nothing' does not exist" in outcome.message
 
 
+@pytest.mark.parametrize(
+    ("expression", "said"),
+    [
+        ('device.attributes["gpu.example.com"].modle == "A"', "no such key: modle"),
+        ('device.attributes["gpu.example.com"].model ==', "does not compile"),
+    ],
+)
+def test_a_group_whose_selector_fails_says_so(expression: str, said: str) -> None:
+    asked = members(1, 1, selectors=[{"cel": {"expression": expression}}])
+    # What nodes have besides devices is not the reason, however much of it there is.
+    asked = [GroupMember(m.claims, None, (1,)) for m in asked]
+    outcome = refused(allocate_group(snapshot(machine("n1", model="A")), asked, free={"n1": (8,)}))
+    assert outcome.summary().startswith("0 of 2 members fit at the same time: claim default/c0, request ")
+    assert said in outcome.summary()
+
+
 def test_many_equal_members_cost_little_on_many_equal_nodes() -> None:
     cluster = snapshot(*(machine(f"n{i:03}", 8) for i in range(320)))
     budget = Budget()

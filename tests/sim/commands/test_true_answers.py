@@ -1,0 +1,81 @@
+"""What ``plan``, ``explain`` and ``status`` say of a live cluster is true, and one figure has one value."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import builders
+import pytest
+import yaml
+from test_live_tools import DRIVER, post, serving
+
+from dra_driver.cli.main import main
+
+pytestmark = pytest.mark.sim
+
+Capture = pytest.CaptureFixture[str]
+CORE = "/api/v1/namespaces/default/"
+RESOURCE = "/apis/resource.k8s.io/v1/namespaces/default/"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Kubeconfig of an API server with one node, whose devices are free."""
+    path = tmp_path_factory.mktemp("server") / "kubeconfig"
+    with serving(path):
+        yield path
+
+
+@pytest.fixture
+def cluster(server: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Its kubeconfig, in a home of the test's own."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = Path(shutil.copy(server, tmp_path / "kubeconfig"))
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    return path
+
+
+def add(cluster: Path, path: str, body: dict[str, Any]) -> None:
+    """Create an object."""
+    post(yaml.safe_load(cluster.read_text())["clusters"][0]["cluster"]["server"], path, body)
+
+
+def template(name: str, **exactly: Any) -> dict[str, Any]:
+    requests = [{"name": "gpu", "exactly": {"deviceClassName": DRIVER, **exactly}}]
+    return {"metadata": {"name": name}, "spec": {"spec": {"devices": {"requests": requests}}}}
+
+
+def pod(name: str, **entry: str) -> dict[str, Any]:
+    """Return a pod with one entry of ``spec.resourceClaims``."""
+    containers = [builders.container()]
+    return {
+        "metadata": {"name": name},
+        "spec": {"containers": containers, "resourceClaims": [{"name": "gpu", **entry}]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "expression", "said"),
+    [
+        ("absent", f'device.attributes["{DRIVER}"].modle == "A100"', "no such key: modle"),
+        ("wrong", f'device.attributes["{DRIVER}"].model ==', "does not compile"),
+    ],
+)
+def test_a_plan_names_the_selector_that_fails(
+    cluster: Path, tmp_path: Path, capsys: Capture, name: str, expression: str, said: str
+) -> None:
+    # A pod is known: how much of the nodes is left counts.
+    add(cluster, CORE + "pods", pod(f"plan-{name}", resourceClaimTemplateName="any"))
+    draft = tmp_path / "draft.yaml"
+    asked = template("t", selectors=[{"cel": {"expression": expression}}])
+    kinds = [
+        {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", **asked},
+        {"apiVersion": "v1", "kind": "Pod", **pod("p", resourceClaimTemplateName="t")},
+    ]
+    draft.write_text(yaml.safe_dump_all(kinds))
+    assert main(["plan", "-f", str(draft), "-o", "json"]) == 2
+    answer = json.loads(capsys.readouterr().out)["plans"][0]
+    assert answer["error"]
+    assert said in answer["reason"]
