@@ -15,7 +15,7 @@ import msgspec
 
 from controller.allocate.state.taint_rules import served_rules
 from dra_driver.api.core import NODES, PODS, Pod
-from dra_driver.api.meta import Resource
+from dra_driver.api.meta import ObjectKey, Resource
 from dra_driver.api.names import SYSTEM_NAMESPACE
 from dra_driver.api.own.checking import Kinds
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES
@@ -34,14 +34,16 @@ from dra_driver.cli.capacity import object_notes, server_notes
 from dra_driver.cli.display.report import Block, Line, Report, plain
 from dra_driver.cli.explaining.answers import Answer, answer_data, answer_report, answers
 from dra_driver.cli.explaining.grants import grant_sentences, grants_of, needs_grant
+from dra_driver.cli.explaining.missing import missing_claims
 from dra_driver.cli.explaining.targets import CLAIM, Target, is_target, parse_target, pods_of
 from dra_driver.cli.explaining.usable_pools import unguarded_notes
 from dra_driver.cli.live import showing
 from dra_driver.cli.live.grants import read_grants
 from dra_driver.cli.live.reading import Lister, Source
-from dra_driver.errors import InvalidInput
+from dra_driver.errors import Forbidden, InvalidInput
 from dra_driver.fleet import GrantsShown, preemptions_of, waiting_condition, withheld_notes
 from dra_driver.kube import KubeApi
+from dra_driver.ports import KubeClient
 from dra_driver.resourceclaim import pod_claims
 from dra_driver.structured import NodePolicy, with_rules
 
@@ -57,7 +59,7 @@ _EPILOG = """examples:
   dra-driver explain claim/gpu -o wide    a row for each device
   dra-driver explain -f slices.yaml -f claim.yaml    manifests, without a cluster
 
-exit status: 0 all fit or are allocated, 1 one does not, or its opaque parameters are wrong,
+exit status: 0 all fit or are allocated, 1 one does not or does not exist, or its parameters are wrong,
 2 the input is wrong, 3 no cluster can be read
 
 Parameters of a third party's driver are checked if its package is installed beside this command.
@@ -166,6 +168,8 @@ async def _live(args: argparse.Namespace, targets: Sequence[Target]) -> int:
         async def look(source: Source) -> showing.Shown:
             nonlocal fits
             manifests = await _from_cluster(source, rules, namespace)
+            if any(target.kind != CLAIM for target in targets):
+                manifests.templates = await _templates(client, manifests, namespace or "default")
             if not targets and isinstance(source, Lister):
                 # They are looked at once: a reader of their own, so that nobody watches them.
                 once = Lister(client)
@@ -180,6 +184,22 @@ async def _live(args: argparse.Namespace, targets: Sequence[Target]) -> int:
 
         await showing.show(client, look, args)
     return 0 if fits else 1
+
+
+async def _templates(client: KubeClient, manifests: Manifests, namespace: str) -> frozenset[ObjectKey] | None:
+    """Return the templates of a namespace; None if no claim of its pods is missing, or they may not be read.
+
+    They are read anew each time, and not followed: a claim that is made of one is seen anyway.
+    """
+    there = {c.key for c in manifests.claims}
+    of_namespace = (pod for pod in manifests.pods if pod.metadata.namespace == namespace)
+    if not any(claim.template for pod in of_namespace for claim in missing_claims(pod, there, None)):
+        return None
+    try:
+        found = await client.list(RESOURCE_CLAIM_TEMPLATES, namespace)
+    except Forbidden:
+        return None
+    return frozenset([*(t.key for t in found.items), *(one.key for one in found.unreadable)])
 
 
 def _warn(notes: Sequence[str]) -> None:
@@ -253,7 +273,9 @@ def explained(
     pods = _pods(manifests, [t for t in targets if t.kind != CLAIM], namespace)
     chosen = _claims(manifests, targets, claims, pods, namespace)
     found = answers(manifests, chosen, policy=policy, all_drivers=all_drivers, kinds=kinds)
-    fits = all(a.fits and not a.parameters.wrong for a in found)
+    there = {c.key for c in manifests.claims}
+    complete = not any(True for pod in pods for _ in missing_claims(pod, there, None))
+    fits = complete and all(a.fits and not a.parameters.wrong for a in found)
     withheld = () if all(a.fits for a in found) else withheld_notes(manifests.inventories)
     waits = any(not a.is_allocated for a in found) or any(not pod.spec.node_name for pod in pods)
     unguarded = unguarded_notes(manifests.inventories) if waits else ()
@@ -300,22 +322,18 @@ def _pod_data(
 ) -> dict[str, Any]:
     own = [msgspec.to_builtins(row) for row in preemptions_of(manifests.pods) if row.pod == str(pod.key)]
     condition = waiting_condition(pod)
+    missing = list(missing_claims(pod, {c.key for c in manifests.claims}, manifests.templates))
     return {
         "pod": str(pod.key),
         "node": pod.spec.node_name or "",
         "waits": str(condition.get("message") or "") if condition is not None else "",
         "claims": [str(used.key) for used in pod_claims(pod) if used.key is not None],
-        "missingClaims": _missing(manifests, pod),
+        "missingClaims": [claim.entry for claim in missing],
+        "missing": [str(claim) for claim in missing],
         "preemptions": own,
         "needsGrant": needs_grant(manifests, pod, found),
         "grants": msgspec.to_builtins(grants_of(pod, granted)),
     }
-
-
-def _missing(manifests: Manifests, pod: Pod) -> list[str]:
-    """Return the entries of the pod's claims for which there is no claim yet, or no more."""
-    there = {c.key for c in manifests.claims}
-    return [used.entry for used in pod_claims(pod) if used.key not in there]
 
 
 def _waits(message: str) -> str:
@@ -328,6 +346,7 @@ def _pods_report(
 ) -> Report:
     """Return what is known of pods; those that wait for the same reason are one paragraph."""
     same: dict[tuple[str, ...], list[Pod]] = {}
+    there = {c.key for c in manifests.claims}
     preemptions = preemptions_of(manifests.pods)
     for pod in pods:
         lines = [f"runs on node {pod.spec.node_name}"] if pod.spec.node_name else []
@@ -337,7 +356,7 @@ def _pods_report(
         lines += [row.sentence for row in preemptions if row.pod == str(pod.key)]
         if not any(True for _ in pod_claims(pod)):
             lines.append("uses no ResourceClaim")
-        lines += [f"claim {name}: not there yet" for name in _missing(manifests, pod)]
+        lines += map(str, missing_claims(pod, there, manifests.templates))
         same.setdefault(tuple(lines), []).append(pod)
     paragraphs: list[list[Block]] = []
     for said, alike in same.items():

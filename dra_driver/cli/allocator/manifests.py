@@ -124,6 +124,7 @@ class Manifests:
     Attributes:
         pods: of a live cluster; files are not searched for them.
         inventories: say what is not published, and why.
+        templates: of the pods' namespace; None if they were not looked for.
         source: where the objects come from, as the beginning of an error message.
     """
 
@@ -133,6 +134,7 @@ class Manifests:
     claims: list[ResourceClaim] = field(default_factory=list)
     pods: list[Pod] = field(default_factory=list)
     inventories: list[DeviceInventory] = field(default_factory=list)
+    templates: frozenset[ObjectKey] | None = None
     source: str = "the manifests have"
 
     def snapshot(self) -> Snapshot:

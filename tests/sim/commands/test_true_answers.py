@@ -79,3 +79,14 @@ def test_a_plan_names_the_selector_that_fails(
     answer = json.loads(capsys.readouterr().out)["plans"][0]
     assert answer["error"]
     assert said in answer["reason"]
+
+
+def test_a_pod_whose_template_does_not_exist_does_not_fit(cluster: Path, capsys: Capture) -> None:
+    add(cluster, CORE + "pods", pod("lost", resourceClaimTemplateName="mistyped"))
+    add(cluster, CORE + "pods", pod("astray", resourceClaimName="mistyped"))
+    for name, said in (("lost", "template"), ("astray", "ResourceClaim")):
+        assert main(["explain", f"pod/{name}"]) == 1
+        assert f"Claim gpu does not exist: {said} default/mistyped was not found" in capsys.readouterr().out
+    add(cluster, RESOURCE + "resourceclaimtemplates", template("mistyped"))
+    assert main(["explain", "pod/lost"]) == 1
+    assert "Claim gpu does not exist yet" in capsys.readouterr().out

@@ -18,7 +18,7 @@ import yaml
 
 from dra_driver.api import codec
 from dra_driver.api.core import Pod
-from dra_driver.api.meta import PoolName
+from dra_driver.api.meta import ObjectKey, PoolName
 from dra_driver.api.names import ALLOCATED_CONDITION, ALLOCATION_GATE
 from dra_driver.api.own.inventory import DeviceInventory
 from dra_driver.api.resource import DeviceClass, ResourceClaim, ResourceSlice
@@ -305,9 +305,35 @@ def test_claims_of_a_pod_that_are_not_there_yet_are_named() -> None:
     manifests = fleet(
         asking("a", "1Gi"), pods=(pod_of("p", "later", "o", "Job"), builders.pod("q", namespace="ns"))
     )
-    text = str(explained(manifests, [parse_target("pod/p"), parse_target("pod/q")], "ns"))
-    assert "pod ns/p\nclaim c0: not there yet" in text
-    assert "pod ns/q\nuses no ResourceClaim" in text
+    found = explained(manifests, [parse_target("pod/p"), parse_target("pod/q")], "ns")
+    assert "pod ns/p\nClaim c0 does not exist: ResourceClaim ns/later was not found" in str(found)
+    assert "pod ns/q\nuses no ResourceClaim" in str(found)
+    assert not found.fits
+    assert explained(manifests, [parse_target("pod/q")], "ns").fits
+
+
+@pytest.mark.parametrize(
+    ("templates", "phase", "said"),
+    [
+        (("ns/t",), "Pending", "Claim gpu does not exist yet"),
+        (None, "Pending", "Claim gpu does not exist yet"),
+        (("ns/other",), "Pending", "Claim gpu does not exist: template ns/t was not found"),
+        ((), "Succeeded", ""),
+    ],
+)
+def test_a_claim_that_is_to_come_from_a_template_is_missing(
+    templates: tuple[str, ...] | None, phase: str, said: str
+) -> None:
+    pod = builders.pod("p", namespace="ns") | {"status": {"phase": phase}}
+    pod["spec"]["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "t"}]
+    manifests = fleet(asking("a", "1Gi"), pods=(pod,))
+    if templates is not None:
+        manifests.templates = frozenset(ObjectKey(*t.split("/")) for t in templates)
+    found = explained(manifests, [parse_target("pod/p")], "ns")
+    assert str(found) == "pod ns/p" + f"\n{said}" * bool(said)
+    assert found.fits == (not said)
+    data = json.loads(str(explained(manifests, [parse_target("pod/p")], "ns", output="json")))
+    assert data["pods"][0]["missing"] == [said] * bool(said)
 
 
 @pytest.mark.parametrize(
