@@ -15,6 +15,7 @@ from dra_driver.api.resource import Device, ResourceClaim
 from dra_driver.cli.allocator.manifests import Manifests, plain_outcome
 from dra_driver.cli.display.report import Block, Cell, Line, Report, Table
 from dra_driver.cli.explaining.parameters import NOTHING, ParameterFindings, parameter_findings
+from dra_driver.cli.explaining.pod_nodes import ANYWHERE, PodNodesFinder
 from dra_driver.cli.explaining.usable_pools import UsablePools
 from dra_driver.ownership import PoolID, is_controller_taint
 from dra_driver.resourceclaim import for_scheduler, held_by, is_gated
@@ -47,6 +48,7 @@ class Answer:
         pods: those that use it.
         folded: why it does not fit; None if it does, or if that cannot be said.
         parameters: what is wrong with its opaque parameters.
+        nodes: which nodes its pods leave out, and why; empty if they leave out none.
     """
 
     claim: ResourceClaim
@@ -54,6 +56,7 @@ class Answer:
     pods: Sequence[Pod] = ()
     folded: Folded | None = None
     parameters: ParameterFindings = NOTHING
+    nodes: str = ""
 
     @property
     def fits(self) -> bool:
@@ -89,6 +92,7 @@ def answers(
     found = []
     # Of a Deployment's hundred claims one is asked about, because a refusal takes seconds in a large fleet.
     refused: dict[object, tuple[DoesNotFit, Folded]] = {}
+    finder = PodNodesFinder(manifests.nodes, snapshot.nodes)
     for claim in claims:
         pods = users.get(claim.key, ())
         parameters = parameter_findings(claim, manifests.classes, kinds)
@@ -97,25 +101,35 @@ def answers(
             continue
         # The gate says that the controller allocates for the pod, and so from its own pools alone.
         pools = usable() if claim.status.allocation is None and any(map(is_gated, pods)) else None
-        asked = _asked(claim), pools is None
+        nodes = finder.of(pods) if claim.status.allocation is None else ANYWHERE
+        if nodes.nodes is not None and not nodes.nodes:
+            found.append(Answer(claim, Failed(nodes.summary), pods, parameters=parameters))
+            continue
+        asked = _asked(claim), pools is None, nodes.nodes
         same = claim.status.allocation is None and refused.get(asked)
         if same:
-            found.append(Answer(claim, same[0], pods, same[1], parameters))
+            found.append(Answer(claim, same[0], pods, same[1], parameters, nodes.summary))
             continue
-        outcome = _ask(snapshot, claim, policy, pools)
+        outcome = _ask(snapshot, claim, policy, pools, nodes.nodes)
         folded = None
         if isinstance(outcome, DoesNotFit):
             folded = fold(outcome.reasons, devices, all_drivers=all_drivers)
             if claim.status.allocation is None:
                 refused[asked] = outcome, folded
-        found.append(Answer(claim, outcome, pods, folded, parameters))
+        found.append(Answer(claim, outcome, pods, folded, parameters, nodes.summary))
     return found
 
 
-def _ask(snapshot: Snapshot, claim: ResourceClaim, policy: NodePolicy, pools: UsablePools | None) -> Outcome:
+def _ask(
+    snapshot: Snapshot,
+    claim: ResourceClaim,
+    policy: NodePolicy,
+    pools: UsablePools | None,
+    nodes: frozenset[str] | None,
+) -> Outcome:
     """Ask the allocator about a claim: among all pools, or among those that the controller would use."""
     everywhere = functools.partial(
-        allocate, snapshot, [claim], ignore_taint=is_controller_taint, policy=policy
+        allocate, snapshot, [claim], nodes=nodes, ignore_taint=is_controller_taint, policy=policy
     )
     if pools is None or not pools.withheld:
         return everywhere()
@@ -164,6 +178,8 @@ def answer_data(answer: Answer) -> dict[str, Any]:
         plain["wrongParameters"] = list(answer.parameters.wrong)
     if answer.parameters.unchecked:
         plain["uncheckedParameters"] = list(answer.parameters.unchecked)
+    if answer.nodes:
+        plain["podNodes"] = answer.nodes
     if answer.folded is not None:
         plain["reasons"] = [_reason_data(row) for row in answer.folded.reasons]
         plain["hiddenDevices"] = dict(answer.folded.hidden)
@@ -244,7 +260,7 @@ def _key(answer: Answer) -> object:
     """Return what is equal for answers of which one paragraph is printed; an answer that fits is alone."""
     if answer.folded is None:
         return str(answer.claim.key)
-    said = held_by(answer.pods), for_scheduler(answer.pods)
+    said = held_by(answer.pods), for_scheduler(answer.pods), answer.nodes
     return said, tuple((r.request, r.text, r.devices, r.of, r.nodes) for r in answer.folded.reasons)
 
 
@@ -280,7 +296,8 @@ def _paragraph(alike: Sequence[Answer], wide: bool) -> Iterator[Block]:
             yield Line(f"{who} cannot be allocated: {message}", "bad")
         case DoesNotFit():
             verb = "does not fit" if len(alike) == 1 else f"do not fit ({len(alike)} claims)"
-            yield Line(f"{who} {verb}: {answer.outcome.summary(holders=True)}", "bad")
+            nodes = f"; {answer.nodes}" if answer.nodes else ""
+            yield Line(f"{who} {verb}: {answer.outcome.summary(holders=True)}{nodes}", "bad")
             if answer.folded is not None:
                 yield _each(answer.outcome) if wide else _folded(answer.folded)
                 if answer.folded.hidden:

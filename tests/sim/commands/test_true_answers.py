@@ -90,3 +90,16 @@ def test_a_pod_whose_template_does_not_exist_does_not_fit(cluster: Path, capsys:
     add(cluster, RESOURCE + "resourceclaimtemplates", template("mistyped"))
     assert main(["explain", "pod/lost"]) == 1
     assert "Claim gpu does not exist yet" in capsys.readouterr().out
+
+
+def test_the_nodes_of_the_pod_are_those_of_its_claims(cluster: Path, capsys: Capture) -> None:
+    add(cluster, "/api/v1/nodes", {"metadata": {"name": "n2", "labels": {"zone": "b"}}})
+    request = {"name": "gpu", "exactly": {"deviceClassName": DRIVER}}
+    claim = {"metadata": {"name": "elsewhere"}, "spec": {"devices": {"requests": [request]}}}
+    add(cluster, RESOURCE + "resourceclaims", claim)
+    asked = pod("elsewhere", resourceClaimName="elsewhere")
+    asked["spec"]["nodeSelector"] = {"zone": "b"}
+    add(cluster, CORE + "pods", asked)
+    assert main(["explain", "pod/elsewhere"]) == 1
+    out = capsys.readouterr().out
+    assert "default/elsewhere does not fit: 0 of 1 node: n2 has no devices; 1/2 nodes can take the pod" in out

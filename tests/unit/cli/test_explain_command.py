@@ -17,7 +17,7 @@ import work_counter
 import yaml
 
 from dra_driver.api import codec
-from dra_driver.api.core import Pod
+from dra_driver.api.core import Node, Pod
 from dra_driver.api.meta import ObjectKey, PoolName
 from dra_driver.api.names import ALLOCATED_CONDITION, ALLOCATION_GATE
 from dra_driver.api.own.inventory import DeviceInventory
@@ -581,3 +581,64 @@ def test_nothing_is_said_of_grants_where_nothing_is_the_controllers_or_the_pod_r
     assert isinstance(spec, dict)
     spec["nodeName"] = "n1"
     assert "kube-scheduler" not in str(explained(granting_fleet(raw), [parse_target("pod/p")], "ns"))
+
+
+def placed(nodes: tuple[dict[str, object], ...], *specs: dict[str, object]) -> Manifests:
+    """Return the fleet with some nodes, and a small claim that a pod of each of these specs uses."""
+    pods = [pod_of(f"p{i}", "c", "o", "Job") for i, _ in enumerate(specs)]
+    for pod, spec in zip(pods, specs, strict=True):
+        pod["spec"] = {**pod["spec"], **spec}  # type: ignore[dict-item]
+    manifests = fleet(asking("c", "100Gi"), pods=tuple(pods))
+    manifests.nodes = [codec.convert(Node, node) for node in nodes]
+    return manifests
+
+
+def zones(*of: str) -> tuple[dict[str, object], ...]:
+    return tuple(builders.node(f"n{i}", labels={"zone": zone}) for i, zone in enumerate(of, 1))
+
+
+@pytest.mark.parametrize(
+    ("specs", "fits", "said"),
+    [
+        ([{"nodeSelector": {"zone": "c"}}], True, "ns/c fits on node n3:"),
+        (
+            [{"nodeSelector": {"zone": "a"}}],
+            False,
+            "(largest 80Gi); 1/3 nodes can take the pod: 2 not matching the node selector",
+        ),
+        (
+            [{"nodeSelector": {"zone": "z"}}],
+            False,
+            "ns/c cannot be allocated: 0/3 nodes can take the pod: 3 not matching the node selector",
+        ),
+        (
+            [{"nodeSelector": {"zone": "b"}}, {"nodeSelector": {"zone": "c"}}],
+            False,
+            "ns/c cannot be allocated: 0/3 nodes can take the pods: 3 not matching the node selector",
+        ),
+        ([{"nodeName": "n3", "nodeSelector": {"zone": "a"}}], True, "ns/c fits on node n3:"),
+        ([{}], True, "ns/c fits on node n"),
+    ],
+)
+def test_only_nodes_that_can_take_the_pods_count(
+    specs: list[dict[str, object]], fits: bool, said: str
+) -> None:
+    found = explained(placed(zones("a", "b", "c"), *specs))
+    assert (found.fits, said in str(found)) == (fits, True), str(found)
+    data = json.loads(str(explained(placed(zones("a", "b", "c"), *specs), output="json")))
+    assert data["fits"] == fits
+
+
+def test_a_pod_that_has_ended_leaves_out_no_node() -> None:
+    manifests = placed(zones("a", "b", "c"), {"nodeSelector": {"zone": "a"}})
+    assert not explained(manifests).fits
+    (pod,) = manifests.pods
+    ended = msgspec.structs.replace(pod.status, phase="Succeeded")
+    manifests.pods = [msgspec.structs.replace(pod, status=ended)]
+    assert explained(manifests).fits
+
+
+def test_nodes_that_may_not_be_read_are_not_left_out() -> None:
+    """The slices name them, but not their labels."""
+    assert explained(placed((), {"nodeSelector": {"zone": "a"}})).fits
+    assert explained(placed(zones("a"), {"nodeSelector": {"zone": "a"}})).fits
