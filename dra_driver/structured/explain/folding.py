@@ -179,6 +179,8 @@ def _text(
             return f"in an invalid pool ({listed(found)})"
         case ExclusionReason.POOL_INCOMPLETE:
             return f"in a pool that is being updated ({listed(found)})"
+        case ExclusionReason.ATTRIBUTE:
+            return f"without the attribute {first.wanted}, which a constraint requires"
         case ExclusionReason.CAPACITY:
             return _capacity(first, found)
         case ExclusionReason.TAINT:

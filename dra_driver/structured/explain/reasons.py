@@ -10,6 +10,7 @@ from functools import cache
 from typing import Final
 
 from dra_driver.api.core import Node
+from dra_driver.api.resource import DeviceConstraint
 from dra_driver.structured.matching.constraints import ANY_DOMAIN
 from dra_driver.structured.matching.plan import Alternative, ClaimPlan
 from dra_driver.structured.matching.problem import Candidate, NodeProblem, Verdict
@@ -21,6 +22,8 @@ __all__ = ["node_reasons", "refused_node"]
 
 # Of a pool of which the caller does not say why it may not be used.
 _NOT_GIVEN: Final = "not among those that may be used"
+# Checks after which it is looked at whether the device has what constraints compare.
+_OF_CAPACITY: Final = frozenset({ExclusionReason.CAPACITY, ExclusionReason.CAPACITY_IN_USE})
 
 
 def node_reasons(problem: NodeProblem) -> NodeReasons:
@@ -78,10 +81,14 @@ def _exclude(
         return Exclusion(alternative.claim, alternative.request, entry.id, reason, wanted, found)
 
     looked = problem.look(alternative, entry, pool)
+    if isinstance(looked, Verdict) and looked.reason not in _OF_CAPACITY:
+        return because(looked.reason, looked.wanted, looked.found)
+    if isinstance(looked, Candidate) and looked.error is not None:
+        return because(ExclusionReason.SELECTOR_ERROR, "", looked.error)
+    if lacks := _lacking_attribute(problem, alternative, entry, looked):
+        return because(ExclusionReason.ATTRIBUTE, lacks)
     if isinstance(looked, Verdict):
         return because(looked.reason, looked.wanted, looked.found)
-    if looked.error is not None:
-        return because(ExclusionReason.SELECTOR_ERROR, "", looked.error)
     if pool.invalid or pool.incomplete:
         return because(
             ExclusionReason.POOL_INVALID if pool.invalid else ExclusionReason.POOL_INCOMPLETE,
@@ -101,16 +108,40 @@ def _exclude(
     if apart is not None:
         return because(ExclusionReason.INCOMPATIBLE, f"counter set {apart[1]}")
     # Nothing speaks against the device alone, so it is the combination that is impossible.
-    return because(ExclusionReason.CONSTRAINT, _combination(problem, alternative, looked, lacking()))
+    return because(ExclusionReason.CONSTRAINT, _combination(problem, alternative, lacking()))
 
 
-def _combination(problem: NodeProblem, alternative: Alternative, candidate: Candidate, lacking: int) -> str:
+def _lacking_attribute(
+    problem: NodeProblem, alternative: Alternative, entry: DeviceEntry, looked: Candidate | Verdict
+) -> str:
+    """Return an attribute that a constraint compares and the device lacks; empty if it has all of them.
+
+    No choice of other devices helps then, and no share or device that becomes free.
+    """
+    claim = problem.claims[alternative.claim_index]
+    derived = {index for index, _ in alternative.derived}
+    for index in alternative.constraints:
+        if isinstance(looked, Candidate):
+            values = looked.values[index]
+        elif index in derived:
+            continue
+        else:
+            values = problem.values(claim, index, entry)
+        if not values:
+            return _attribute(claim.constraints[index])
+    return ""
+
+
+def _attribute(constraint: DeviceConstraint) -> str:
+    return (constraint.match_attribute or constraint.distinct_attribute or "").removeprefix(ANY_DOMAIN)
+
+
+def _combination(problem: NodeProblem, alternative: Alternative, lacking: int) -> str:
     """Return the combination that a device which fits by itself fails to be part of.
 
     Args:
         problem: the claims on the node.
         alternative: a request.
-        candidate: the device, for this request.
         lacking: number of devices that all requests need, if that alone is too many; otherwise 0.
     """
     if lacking > 1:
@@ -120,8 +151,6 @@ def _combination(problem: NodeProblem, alternative: Alternative, candidate: Cand
     parts = [f"{count} device{'s' * (count != 1)}" if count is not None else "all devices"]
     for index in alternative.constraints:
         constraint = claim.constraints[index]
-        name = (constraint.match_attribute or constraint.distinct_attribute or "").removeprefix(ANY_DOMAIN)
         kind = "the same" if constraint.match_attribute is not None else "a different"
-        missing = "" if candidate.values[index] else " (absent)"
-        parts.append(f"{kind} {name}{missing}")
+        parts.append(f"{kind} {_attribute(constraint)}")
     return ", ".join(parts)

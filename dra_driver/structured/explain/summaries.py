@@ -37,6 +37,7 @@ NEARNESS: Final = {
             ExclusionReason.SELECTOR,
             ExclusionReason.SELECTOR_ERROR,
             ExclusionReason.NEWER,
+            ExclusionReason.ATTRIBUTE,
             ExclusionReason.CAPACITY,
             ExclusionReason.TAINT,
             ExclusionReason.IN_USE,
@@ -282,6 +283,8 @@ def _offer(part: _Part, exclusions: Sequence[Exclusion], holders: bool) -> str:
             return f"{count} in an invalid pool ({part.found(reason)})"
         case ExclusionReason.POOL_INCOMPLETE:
             return f"{count} in a pool that is being updated ({part.found(reason)})"
+        case ExclusionReason.ATTRIBUTE:
+            return f"{count} {_without(exclusions)}"
         case ExclusionReason.CAPACITY:
             return _too_small(exclusions, part.count())
         case ExclusionReason.TAINT:
@@ -302,6 +305,11 @@ def _offer(part: _Part, exclusions: Sequence[Exclusion], holders: bool) -> str:
 
 def _devices(number: int) -> str:
     return f"{number} device{'s' * (number != 1)}"
+
+
+def _without(exclusions: Sequence[Exclusion]) -> str:
+    names = sorted({e.wanted for e in exclusions})
+    return f"without the attribute{'s' * (len(names) > 1)} {listed(names)}, which a constraint requires"
 
 
 def _too_small(exclusions: Sequence[Exclusion], count: int) -> str:

@@ -151,6 +151,8 @@ class ExclusionReason(enum.Enum):
     SELECTOR_ERROR = "selector error"
     NEWER = "needs a newer controller"
     """The device has a field that may change what an allocation of it means, and is not known here."""
+    ATTRIBUTE = "attribute of a constraint"
+    """The device lacks an attribute that a constraint of the claim compares."""
     CAPACITY = "capacity"
     TAINT = "taint"
     IN_USE = "in use"

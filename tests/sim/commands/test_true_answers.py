@@ -103,3 +103,13 @@ def test_the_nodes_of_the_pod_are_those_of_its_claims(cluster: Path, capsys: Cap
     assert main(["explain", "pod/elsewhere"]) == 1
     out = capsys.readouterr().out
     assert "default/elsewhere does not fit: 0 of 1 node: n2 has no devices; 1/2 nodes can take the pod" in out
+
+
+def test_an_attribute_that_no_device_has_is_the_reason(cluster: Path, capsys: Capture) -> None:
+    typo = f"{DRIVER}/modle"
+    request = {"name": "gpu", "exactly": {"deviceClassName": DRIVER, "count": 2}}
+    devices = {"requests": [request], "constraints": [{"matchAttribute": typo}]}
+    add(cluster, RESOURCE + "resourceclaims", {"metadata": {"name": "typo"}, "spec": {"devices": devices}})
+    assert main(["explain", "claim/typo"]) == 1
+    said = f"n1 has 2 devices without the attribute {typo}, which a constraint requires"
+    assert said in capsys.readouterr().out

@@ -8,6 +8,7 @@ import pytest
 from allocator_world import claim, device, exactly, node, partitioned_pool, pool, snapshot, takes
 
 from dra_driver.api.meta import DriverName, PoolName
+from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import ResourceClaim
 from dra_driver.structured import (
     Allocated,
@@ -212,6 +213,24 @@ def test_constraints_are_named() -> None:
     assert refusal(snapshot(pool("n1", *gpus)), wanted).summary() == (
         "0 of 1 node: n1 has 2 free devices that fit one by one, not together "
         "(2 devices, the same gpu.example.com/model)"
+    )
+
+
+@pytest.mark.parametrize("kind", ["matchAttribute", "distinctAttribute"])
+def test_an_attribute_that_no_device_has_is_named_whatever_is_free(kind: str) -> None:
+    """A typo, as a rule. Devices that are allocated, and shares that are gone, are not the reason."""
+    shared = device("s", memory="8Gi", allowMultipleAllocations=True)
+    gpus = [device("d0", attributes={"model": "a"}), device("d1", attributes={"model": "a"}), shared]
+    cluster = held(snapshot(pool("n1", *gpus)), ("n1", "d0", "x/y"))
+    share = DeviceID(DriverName("gpu.example.com"), PoolName("n1"), "s")
+    allocated = cluster.allocated.with_devices([], [(share, "x/z")])
+    cluster = cluster.with_allocated(allocated.with_capacity({share: {"memory": Quantity.parse("8Gi")}}))
+    wanted = claim("c", exactly(2), constraints=[{kind: "gpu.example.com/modle"}])
+    refused = refusal(cluster, wanted)
+    assert {e.reason for e in refused.reasons[0].exclusions} == {ExclusionReason.ATTRIBUTE}
+    assert refused.summary() == (
+        "0 of 1 node: n1 has 3 devices without the attribute gpu.example.com/modle, "
+        "which a constraint requires"
     )
 
 

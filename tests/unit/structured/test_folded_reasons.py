@@ -11,8 +11,10 @@ from dra_driver.structured.model.types import Exclusion, ExclusionReason
 BIG = 'device.capacity["gpu.example.com"].memory.compareTo(quantity("1000Gi")) > 0'
 
 
-def folded(slices: list[ResourceSlice], *requests: dict[str, object], all_drivers: bool = False) -> Folded:
-    outcome = allocate(snapshot(*slices), [claim("c", *requests)])
+def folded(
+    slices: list[ResourceSlice], *requests: dict[str, object], all_drivers: bool = False, **spec: object
+) -> Folded:
+    outcome = allocate(snapshot(*slices), [claim("c", *requests, **spec)])
     assert isinstance(outcome, DoesNotFit), outcome
     devices: dict[DeviceID, Device] = {
         DeviceID(s.spec.driver, s.spec.pool.name, d.name): d for s in slices for d in s.spec.devices
@@ -41,6 +43,15 @@ def test_what_a_selector_saw_is_told() -> None:
     absent = f'has(device.attributes["gpu.example.com"].model) && {BIG}'
     (row,) = folded(few, exactly(selectors=[{"cel": {"expression": absent}}])).reasons
     assert row.text.endswith("; saw model absent; memory 80Gi (2), 24Gi (1)"), row.text
+
+
+def test_devices_without_an_attribute_are_a_row_whether_they_are_free_or_not() -> None:
+    slices = [pool("n1", device("d0", attributes={"model": "a"}), device("d1"))]
+    found = folded(slices, exactly(2), constraints=[{"matchAttribute": "gpu.example.com/model"}])
+    assert lines(found) == [
+        (1, 2, "free, but not together: 2 devices, the same gpu.example.com/model"),
+        (1, 2, "without the attribute gpu.example.com/model, which a constraint requires"),
+    ]
 
 
 def of(name: str, driver: str, reason: ExclusionReason, wanted: str = "", found: str = "") -> Exclusion:
