@@ -258,6 +258,8 @@ class Allocator:
                 self._delay(pod)
             case Wait():
                 self._wait(pod, answer.group, answer.decision)
+                if answer.group is not None and not answer.decision.volumes:
+                    await self._reports.group_waits(answer.group, answer.decision)
             case Proceed(node, theirs):
                 await self._go_on(pod, answer.group, node, theirs=theirs)
             case Refuse():

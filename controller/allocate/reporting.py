@@ -38,6 +38,7 @@ log = structlog.get_logger(__name__)
 # A group of 1,024 would hold the event loop for 0.1 s.
 _MEMBERS_AT_A_TIME: Final = 32
 _ALIKE_AT_A_TIME: Final = 256
+_OF_GROUP: Final = "WaitingForGroup"
 _NODE_MAY_COME: Final = "waits for a node to be added, or for devices to become free"
 _NO_NODE: Final = (
     "; no node is added for it as long as devices look free to an autoscaler that would serve it, or one of "
@@ -182,12 +183,25 @@ class AllocationReports:
             self._reasons.waits(pod, "WaitingForVolumes", decision.reason)
             self._recorder.event(PODS, pod, "Warning", "WaitingForVolumes", decision.reason)
             return
-        reason = "WaitingForGroup" if group is not None else "WaitingForClaim"
-        if group is not None or is_gated(pod):
+        if group is not None:
+            self._waits_for_group(pod, decision.reason)
+        elif is_gated(pod):
             # The controller-manager makes claims from templates a moment after the pods.
-            self._reasons.waits(pod, reason, decision.reason, passing=group is None)
-        if group is not None and is_gated(pod):
-            self._recorder.event(PODS, pod, "Normal", reason, decision.reason)
+            self._reasons.waits(pod, "WaitingForClaim", decision.reason, passing=True)
+
+    async def group_waits(self, group: GroupMembers, decision: Wait) -> None:
+        """Report to members that wait for the same with other figures: one that comes is looked at alone."""
+        for count, member in enumerate(group.waiting, 1):
+            if count % _MEMBERS_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+            pod = self._pods.get(member.key)
+            if pod is not None and self._reasons.is_outdated(pod, _OF_GROUP, decision.reason):
+                self._waits_for_group(pod, decision.reason)
+
+    def _waits_for_group(self, pod: Pod, message: str) -> None:
+        self._reasons.waits(pod, _OF_GROUP, message, counts=True)
+        if is_gated(pod):
+            self._recorder.event(PODS, pod, "Normal", _OF_GROUP, message)
 
     async def refused(self, pod: Pod, answer: PodAnswer, refusal: Refuse) -> None:
         """Report why the claims of a pod cannot be allocated now, also to pods that ask for the same."""

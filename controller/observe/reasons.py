@@ -139,7 +139,9 @@ class WaitingReasons:
         state = self._states.get(pod)
         return state.wanted.message if state is not None and state.wanted is not None else ""
 
-    def waits(self, pod: Pod, reason: str, message: str, *, passing: bool = False) -> bool:
+    def waits(
+        self, pod: Pod, reason: str, message: str, *, passing: bool = False, counts: bool = False
+    ) -> bool:
         """Note that a pod waits, and why.
 
         Args:
@@ -147,6 +149,8 @@ class WaitingReasons:
             reason: CamelCase, stable.
             message: what was asked, what is there, and why it does not fit.
             passing: whether others are at work on what it waits for, so that this is no news at first.
+            counts: whether figures in the text are what it waits for, such as the members of a group: they
+                are brought up to date as soon as the condition may be written again.
 
         Returns:
             Whether it did not wait before, or for another reason; other figures in the text are none.
@@ -170,8 +174,15 @@ class WaitingReasons:
         elif not state.shown.is_like(wanted):
             self._changed.add_after(key, left)
         elif state.shown != wanted:
-            self._figures.add_after(key, max(left, _FIGURES_AGE_SECONDS))
+            self._figures.add_after(key, left if counts else max(left, _FIGURES_AGE_SECONDS))
         return before is None or not before.is_like(wanted)
+
+    def is_outdated(self, pod: Pod, reason: str, message: str) -> bool:
+        """Return whether a pod is noted to wait for the same, with other figures."""
+        state, wanted = self._states.get(pod.key), Reason(reason, message[:_MESSAGE_CHARACTERS])
+        if state is None or state.uid != pod.metadata.uid or state.wanted is None:
+            return False
+        return state.wanted != wanted and state.wanted.is_like(wanted)
 
     def served(self, pod: Pod, *, allocated: bool) -> None:
         """Note that a pod waits no longer, or not for us.

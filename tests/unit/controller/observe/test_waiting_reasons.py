@@ -177,6 +177,26 @@ def test_figures_are_no_other_reason_and_are_brought_up_to_date_now_and_then() -
     run(cluster_with("p"), scenario)
 
 
+def test_figures_that_a_pod_waits_for_are_brought_up_to_date_soon_and_are_paced_all_the_same() -> None:
+    def members(w: KeptReasons, number: int) -> bool:
+        text = f"group g: {number} of 4 pods are there"
+        return w.reasons.waits(w.pod("p"), "WaitingForGroup", text, counts=True)
+
+    async def scenario(w: KeptReasons) -> None:
+        members(w, 1)
+        await asyncio.sleep(3)
+        assert not members(w, 3)
+        await asyncio.sleep(10)
+        assert w.shown("p") == "group g: 3 of 4 pods are there"
+        written = w.writes
+        for second in range(600):
+            members(w, second % 4)
+            await asyncio.sleep(1)
+        assert w.writes <= written + 10
+
+    run(cluster_with("p"), scenario)
+
+
 @pytest.mark.parametrize("hours", share([2, 6], 1))
 def test_reasons_that_flap_are_written_every_five_minutes_in_the_end(hours: int) -> None:
     async def scenario(w: KeptReasons) -> None:

@@ -9,6 +9,7 @@ from controller_harness import NS, OURS, Harness, claim, cluster_of, node, pod, 
 from fake_client import FakeClient
 from group_members import allocate, member
 
+from controller.observe.reasons import shown_reason
 from dra_driver.api.core import NODES, PODS
 from dra_driver.api.names import (
     GROUP_DOMAIN_ANNOTATION,
@@ -39,6 +40,20 @@ def test_nobody_is_allocated_before_all_are_there(on: str) -> None:
         await h.quiet()
         assert len(set(h.held())) == 3
         assert not any(h.gates(n) for n in "abc")
+
+    run(cluster, scenario)
+
+
+def test_each_member_says_how_many_are_there_also_those_that_came_first() -> None:
+    cluster = cluster_of(n1=(40, 40, 40))
+    member(cluster, "a")
+
+    async def scenario(h: Harness) -> None:
+        await asyncio.sleep(3)
+        member(cluster, "b")
+        await asyncio.sleep(15)
+        conditions = [shown_reason(cluster.obj(PODS, n, NS)) for n in "ab"]
+        assert [c and c.message.rpartition(": ")[2] for c in conditions] == ["2 of 3 pods are there"] * 2
 
     run(cluster, scenario)
 
