@@ -39,7 +39,7 @@ log = structlog.get_logger(__name__)
 _MEMBERS_AT_A_TIME: Final = 32
 _ALIKE_AT_A_TIME: Final = 256
 _OF_GROUP: Final = "WaitingForGroup"
-_NODE_MAY_COME: Final = "waits for a node to be added, or for devices to become free"
+_NODE_MAY_COME: Final = "autoscalers see the pod, and may add a node if they have a kind that fits"
 _NO_NODE: Final = (
     "; no node is added for it as long as devices look free to an autoscaler that would serve it, or one of "
     "its group, by themselves"

@@ -183,6 +183,7 @@ def answer_data(answer: Answer) -> dict[str, Any]:
     if answer.folded is not None:
         plain["reasons"] = [_reason_data(row) for row in answer.folded.reasons]
         plain["hiddenDevices"] = dict(answer.folded.hidden)
+        plain["unservableRequests"] = list(answer.folded.unservable)
     if isinstance(answer.outcome, DoesNotFit):
         plain["nodes"] = [
             {
@@ -300,6 +301,9 @@ def _paragraph(alike: Sequence[Answer], wide: bool) -> Iterator[Block]:
             yield Line(f"{who} {verb}: {answer.outcome.summary(holders=True)}{nodes}", "bad")
             if answer.folded is not None:
                 yield _each(answer.outcome) if wide else _folded(answer.folded)
+                if names := ", ".join(answer.folded.unservable):
+                    device = "device of these nodes" if answer.nodes else "device"
+                    yield Line(f"Devices that become free do not help: no {device} can serve request {names}")
                 if answer.folded.hidden:
                     yield Line(_hidden(answer.folded.hidden), "quiet")
 

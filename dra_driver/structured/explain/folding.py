@@ -37,6 +37,17 @@ _ONE_ROW: Final = frozenset(
         ExclusionReason.POOL_INCOMPLETE,
     }
 )
+# Checks whose result does not depend on what is allocated, or tainted, at the moment.
+_LASTING: Final = frozenset(
+    {
+        ExclusionReason.NO_DEVICES,
+        ExclusionReason.POOL_NOT_USABLE,
+        ExclusionReason.CLASS,
+        ExclusionReason.SELECTOR,
+        ExclusionReason.ATTRIBUTE,
+        ExclusionReason.CAPACITY,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +84,14 @@ class Folded:
 
     reasons: tuple[FoldedReason, ...]
     hidden: Mapping[str, int]
+
+    @property
+    def unservable(self) -> tuple[str, ...]:
+        """The requests that no device can serve, allocated or not: for them nothing need become free."""
+        of_request: dict[str, list[ExclusionReason]] = {}
+        for row in self.reasons:
+            of_request.setdefault(row.request.partition("/")[0], []).append(row.reason)
+        return tuple(name for name, reasons in of_request.items() if _LASTING.issuperset(reasons))
 
 
 @dataclass(slots=True)

@@ -113,3 +113,14 @@ def test_an_attribute_that_no_device_has_is_the_reason(cluster: Path, capsys: Ca
     assert main(["explain", "claim/typo"]) == 1
     said = f"n1 has 2 devices without the attribute {typo}, which a constraint requires"
     assert said in capsys.readouterr().out
+
+
+def test_what_becomes_free_does_not_help_a_request_that_no_device_can_serve(
+    cluster: Path, capsys: Capture
+) -> None:
+    asked = {"deviceClassName": DRIVER, "capacity": {"requests": {"memory": "1000Gi"}}}
+    devices = {"requests": [{"name": "gpu", "exactly": asked}]}
+    add(cluster, RESOURCE + "resourceclaims", {"metadata": {"name": "vast"}, "spec": {"devices": devices}})
+    assert main(["explain", "claim/vast"]) == 1
+    said = "Devices that become free do not help: no device can serve request gpu"
+    assert said in capsys.readouterr().out

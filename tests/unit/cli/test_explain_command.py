@@ -71,7 +71,8 @@ def test_devices_are_counted_with_the_largest_and_the_nodes() -> None:
     assert lines[1].split() == ["REQUEST", "DEVICES", "WHY", "NODES"]
     assert " ".join(lines[2].split()) == "gpu 6 of 6 memory below 1000Gi; largest 160Gi n1, n2, n3"
     wide = str(explained(fleet(asking("huge", "1000Gi")), output="wide"))
-    assert len(wide.splitlines()) == 2 + 6
+    assert len(wide.splitlines()) == 2 + 6 + 1
+    assert wide.endswith("Devices that become free do not help: no device can serve request gpu")
 
 
 def test_a_claim_that_is_gone_and_keeps_its_devices_is_the_reason() -> None:
@@ -627,6 +628,11 @@ def test_only_nodes_that_can_take_the_pods_count(
     assert (found.fits, said in str(found)) == (fits, True), str(found)
     data = json.loads(str(explained(placed(zones("a", "b", "c"), *specs), output="json")))
     assert data["fits"] == fits
+
+
+def test_what_becomes_free_is_said_of_the_nodes_that_can_take_the_pods() -> None:
+    text = str(explained(placed(zones("a", "b", "c"), {"nodeSelector": {"zone": "a"}})))
+    assert "do not help: no device of these nodes can serve request gpu" in text
 
 
 def test_a_pod_that_has_ended_leaves_out_no_node() -> None:

@@ -8,6 +8,7 @@ from dra_driver.api.resource import Device, ResourceSlice
 from dra_driver.structured import DeviceID, DoesNotFit, Folded, NodeReasons, allocate, fold
 from dra_driver.structured.model.types import Exclusion, ExclusionReason
 
+SUBREQUESTS = [("large", 1, "1000Gi"), ("several", 2, "80Gi")]
 BIG = 'device.capacity["gpu.example.com"].memory.compareTo(quantity("1000Gi")) > 0'
 
 
@@ -52,6 +53,15 @@ def test_devices_without_an_attribute_are_a_row_whether_they_are_free_or_not() -
         (1, 2, "free, but not together: 2 devices, the same gpu.example.com/model"),
         (1, 2, "without the attribute gpu.example.com/model, which a constraint requires"),
     ]
+
+
+def test_a_request_that_no_device_can_serve_is_named_whatever_is_free() -> None:
+    slices = [pool("n1", device("d0", "80Gi"), device("d1", "40Gi")), pool("n2", device("d0", "40Gi"))]
+    assert folded(slices, exactly(memory="1000Gi")).unservable == ("req-0",)
+    assert folded(slices, exactly(2, "80Gi")).unservable == ()
+    subrequests = [{"name": n, **exactly(c, m)} for n, c, m in SUBREQUESTS]
+    assert folded(slices, {"firstAvailable": subrequests}).unservable == ()
+    assert folded(slices, {"firstAvailable": subrequests[:1]}).unservable == ("req-0",)
 
 
 def of(name: str, driver: str, reason: ExclusionReason, wanted: str = "", found: str = "") -> Exclusion:

@@ -100,7 +100,7 @@ def test_a_pod_is_shown_where_there_is_no_node_with_devices_yet() -> None:
         assert not h.gates("a")
         assert len(h.events("WaitingForScaleUp")) == 1
         assert h.reason("a").reason == "WaitingForScaleUp"
-        assert h.reason("a").message.startswith("waits for a node to be added")
+        assert h.reason("a").message.startswith("autoscalers see the pod, and may add a node")
         metrics = h.controller.metrics.registry
         await asyncio.sleep(2)
         assert metrics.get_sample_value("dra_driver_controller_scale_up_pods") == 1
