@@ -14,7 +14,7 @@ from typing import Final
 from dra_driver import cel
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import Device
-from dra_driver.structured.explain.summaries import NEARNESS, largest, listed, short
+from dra_driver.structured.explain.summaries import NEARNESS, largest, left_of, listed, short
 from dra_driver.structured.model.types import DeviceID, Exclusion, ExclusionReason, NodeReasons
 
 __all__ = ["Folded", "FoldedReason", "fold", "seen_values"]
@@ -208,8 +208,7 @@ def _text(
             holders = f" to {listed(found)}" if found else ""
             return f"allocated{holders}"
         case ExclusionReason.CAPACITY_IN_USE:
-            name, _, amount = first.wanted.partition(" ")
-            return f"too little {name} left for {amount}; most {largest(found)}"
+            return left_of(exclusions)
         case ExclusionReason.COUNTERS:
             used = sorted({e.wanted for e in exclusions})
             return f"partitions of the same GPU are allocated ({listed(used)} used up)"

@@ -18,9 +18,9 @@ from typing import Final
 
 from dra_driver.api.quantity import Quantity
 from dra_driver.errors import InvalidQuantity
-from dra_driver.structured.model.types import Exclusion, ExclusionReason, NodeReasons
+from dra_driver.structured.model.types import BY_DEFAULT, Exclusion, ExclusionReason, NodeReasons
 
-__all__ = ["NEARNESS", "SimilarNodes", "largest", "listed", "short", "summary", "summary_by_class"]
+__all__ = ["NEARNESS", "SimilarNodes", "largest", "left_of", "listed", "short", "summary", "summary_by_class"]
 
 # From far to near. A device is excluded by the first check that fails, so the devices that passed
 # most of them say best what is missing; "of the wrong class" says nothing on a node where another one fits.
@@ -292,7 +292,7 @@ def _offer(part: _Part, exclusions: Sequence[Exclusion], holders: bool) -> str:
         case ExclusionReason.IN_USE:
             return f"{fit}, all allocated{_holders(part, holders)}"
         case ExclusionReason.CAPACITY_IN_USE:
-            return f"{fit}, with too little left of {_left(exclusions)}"
+            return f"{fit}, {left_of([e for e in exclusions if e.wanted == exclusions[0].wanted])}"
         case ExclusionReason.COUNTERS:
             return f"{fit}, excluded by partitions in use ({exclusions[0].wanted} used up)"
         case ExclusionReason.INCOMPATIBLE:
@@ -323,9 +323,14 @@ def _too_small(exclusions: Sequence[Exclusion], count: int) -> str:
     return f"{_devices(count)} with {name} below {amount} (largest {largest(found)})"
 
 
-def _left(exclusions: Sequence[Exclusion]) -> str:
+def left_of(exclusions: Sequence[Exclusion]) -> str:
+    """Return what other claims leave of shared devices, and what a request takes, named or by default."""
     name, _, amount = exclusions[0].wanted.partition(" ")
-    return f"{name}: {amount} asked for (most {largest([e.found for e in exclusions])})"
+    most = largest([e.found for e in exclusions])
+    if amount.endswith(BY_DEFAULT):
+        taken = amount.removesuffix(BY_DEFAULT)
+        return f"shared by other claims: a request without {name} takes {taken} of it, at most {most} is left"
+    return f"with too little left of {name}: {amount} asked for (most {most})"
 
 
 def largest(amounts: Iterable[str]) -> str:

@@ -26,6 +26,7 @@ from dra_driver.structured.model.compatibility import Groups, groups_of
 from dra_driver.structured.model.pools import DeviceEntry, NodeView, PoolView
 from dra_driver.structured.model.snapshot import Snapshot
 from dra_driver.structured.model.types import (
+    BY_DEFAULT,
     DEFAULT_POLICY,
     ExclusionReason,
     PoolPolicy,
@@ -310,7 +311,8 @@ class NodeProblem:
         if taken is not None and capacity.fits(taken, device.capacity, _NONE):
             short = capacity.shortfall(taken, device.capacity, candidate.used) or ""
             left = device.capacity[short].value - candidate.used[short]
-            return Verdict(ExclusionReason.CAPACITY_IN_USE, f"{short} {taken[short]}", str(left))
+            unasked = "" if short in alternative.capacity else BY_DEFAULT
+            return Verdict(ExclusionReason.CAPACITY_IN_USE, f"{short} {taken[short]}{unasked}", str(left))
         for name, amount in alternative.capacity.items():
             have = device.capacity.get(name)
             if have is None:

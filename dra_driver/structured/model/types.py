@@ -15,6 +15,7 @@ from dra_driver.ownership import PoolID
 from dra_driver.structured.model.persistent import PersistentMap
 
 __all__ = [
+    "BY_DEFAULT",
     "DEFAULT",
     "DEFAULT_POLICY",
     "Allocated",
@@ -133,6 +134,10 @@ PoolPolicies = PersistentMap[PoolID, PoolPolicy]
 """Pools that may be used, and how."""
 
 
+BY_DEFAULT: Final = " by default"
+"""Follows the amount in ``Exclusion.wanted`` that a request consumes without naming the capacity."""
+
+
 class ExclusionReason(enum.Enum):
     """The first check that excluded a device (or a whole node) for a request."""
 
@@ -157,7 +162,10 @@ class ExclusionReason(enum.Enum):
     TAINT = "taint"
     IN_USE = "in use"
     CAPACITY_IN_USE = "capacity in use"
-    """The device is shared, and the capacity that other claims leave is too little."""
+    """The device is shared, and the capacity that other claims leave is too little.
+
+    What is wanted ends with ``BY_DEFAULT`` where the request does not name the capacity.
+    """
     COUNTERS = "counters"
     """Partitions that are allocated consume counters that this one needs."""
     INCOMPATIBLE = "compatibility groups"

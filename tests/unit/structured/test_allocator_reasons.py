@@ -234,6 +234,23 @@ def test_an_attribute_that_no_device_has_is_named_whatever_is_free(kind: str) ->
     )
 
 
+def test_a_share_of_a_request_that_names_no_amount_is_said_to_be_the_default() -> None:
+    policy = {"default": "10Gi", "validRange": {"min": "1Gi", "step": "1Gi"}}
+    shared = device("s", allowMultipleAllocations=True)
+    shared["capacity"] = {"memory": {"value": "16Gi", "requestPolicy": policy}}
+    share = DeviceID(DriverName("gpu.example.com"), PoolName("n1"), "s")
+    allocated = AllocatedState().with_devices([], [(share, "x/y")])
+    used = allocated.with_capacity({share: {"memory": Quantity.parse("8Gi")}})
+    cluster = snapshot(pool("n1", shared)).with_allocated(used)
+    assert refusal(cluster, claim("c", exactly())).summary() == (
+        "0 of 1 node: n1 has 1 device that fits, shared by other claims: "
+        "a request without memory takes 10Gi of it, at most 8Gi is left"
+    )
+    assert refusal(cluster, claim("c", exactly(memory="9Gi"))).summary() == (
+        "0 of 1 node: n1 has 1 device that fits, with too little left of memory: 9Gi asked for (most 8Gi)"
+    )
+
+
 def test_partitions_in_use_are_named() -> None:
     parts = [
         device("whole", "80Gi", consumesCounters=takes("gpu-0", memory="80Gi")),
