@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import base64
 import itertools
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -23,6 +23,7 @@ import msgspec
 from dra_driver.api import codec, names
 from dra_driver.api.own.checking import Kinds, check_parameters
 from dra_driver.api.own.parameters import KernelDriver, Parameters
+from dra_driver.api.quantity import Quantity
 from dra_driver.api.server.admission import (
     AdmissionCause,
     AdmissionDetails,
@@ -38,6 +39,7 @@ from dra_driver.resourceclaim import (
     ObjectRequests,
     capacity_selector,
     is_extended_resource,
+    unit_advice,
 )
 from dra_driver.structured import group_findings
 
@@ -49,6 +51,7 @@ VERSIONS: Final = frozenset({"v1", "v1beta2", "v1beta1"})
 MAX_ENTRIES: Final = 64
 MAX_FINDINGS: Final = 64
 MAX_FINDING_CHARACTERS: Final = 512
+_NAME_CHARACTERS: Final = 63
 
 _NOT_KNOWN_YET: Final = (
     "the controller does not know yet whether this API server keeps requests for capacity; try again"
@@ -273,22 +276,23 @@ def _group(request: AdmissionRequest) -> list[AdmissionCause]:
 def refuse_capacity(request: AdmissionRequest, driver: str, *, kept: bool | None) -> Judgement:
     """Refuse a claim or template whose requests for capacity the API server is about to drop.
 
+    Otherwise it is allowed, with a warning about an amount of memory whose unit seems to be missing.
+
     Args:
         request: of the API server, which sends only those that have such requests.
         driver: whose capacities are meant where their names do not say.
         kept: whether the API server keeps them; None: that is not known, and they are refused for now.
     """
     if kept:
-        return Judgement(AdmissionResponse(uid=request.uid, allowed=True), "allowed")
+        warnings = itertools.islice(_unit_warnings(request), 1)
+        return Judgement(
+            AdmissionResponse(uid=request.uid, allowed=True, warnings=tuple(warnings)), "allowed"
+        )
     if kept is None:
         later = AdmissionStatus(code=503, reason="ServiceUnavailable", message=_NOT_KNOWN_YET)
         return Judgement(AdmissionResponse(uid=request.uid, allowed=False, status=later), "refused")
     causes: list[AdmissionCause] = []
-    try:
-        shown = codec.from_json(_requests, request.object)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        shown = ObjectRequests()
-    for path, asked in itertools.islice(shown.capacities(), MAX_FINDINGS + 1):
+    for path, asked in itertools.islice(_capacities(request), MAX_FINDINGS + 1):
         selector = capacity_selector(asked, driver)
         text = f"{CAPACITY_IS_DROPPED}; ask with a CEL selector instead"
         if selector and len(text) + len(selector) + 2 <= MAX_FINDING_CHARACTERS:  # a part of it would mislead
@@ -300,6 +304,26 @@ def refuse_capacity(request: AdmissionRequest, driver: str, *, kept: bool | None
         field = "spec.devices.requests"
         causes = [AdmissionCause(field=field, message=CAPACITY_IS_DROPPED, reason="FieldValueNotSupported")]
     return Judgement(_refusal(request, causes), "refused")
+
+
+def _capacities(request: AdmissionRequest) -> Iterator[tuple[str, Mapping[str, msgspec.Raw]]]:
+    """Yield what a claim or template asks for, by path; nothing of one that cannot be read."""
+    try:
+        shown = codec.from_json(_requests, request.object)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return
+    yield from shown.capacities()
+
+
+def _unit_warnings(request: AdmissionRequest) -> Iterator[str]:
+    for path, asked in itertools.islice(_capacities(request), MAX_ENTRIES):
+        for name, raw in itertools.islice(asked.items(), MAX_ENTRIES):
+            try:
+                advice = unit_advice(name, codec.decode(Quantity, raw))
+            except DecodeError:
+                continue
+            if advice:
+                yield f"{path}.requests[{name[:_NAME_CHARACTERS]}]: {advice}"
 
 
 def _causes(field: str, error: InvalidParameters) -> Iterable[AdmissionCause]:

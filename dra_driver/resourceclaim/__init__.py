@@ -5,6 +5,7 @@ Sources: KEP-3063 and KEP-4381; the behaviour of ``k8s.io/dynamic-resource-alloc
 
 from __future__ import annotations
 
+from dra_driver.resourceclaim.bytes import unit_advice
 from dra_driver.resourceclaim.claims import (
     RequestName,
     allocated_pools,
@@ -114,5 +115,6 @@ __all__ = [
     "shares",
     "trial_status",
     "turn_of_refusal",
+    "unit_advice",
     "uses_claims",
 ]

@@ -124,3 +124,14 @@ def test_what_becomes_free_does_not_help_a_request_that_no_device_can_serve(
     assert main(["explain", "claim/vast"]) == 1
     said = "Devices that become free do not help: no device can serve request gpu"
     assert said in capsys.readouterr().out
+
+
+def test_a_claim_for_a_few_bytes_of_memory_is_warned_about(cluster: Path, capsys: Capture) -> None:
+    asked = {"deviceClassName": DRIVER, "capacity": {"requests": {"memory": 32}}}
+    devices = {"requests": [{"name": "gpu", "exactly": asked}]}
+    add(cluster, RESOURCE + "resourceclaims", {"metadata": {"name": "bytes"}, "spec": {"devices": devices}})
+    said = "ResourceClaim default/bytes: memory of request gpu: 32 means 32 bytes"
+    main(["explain"])
+    assert said in capsys.readouterr().err
+    main(["status"])
+    assert said in capsys.readouterr().out

@@ -270,6 +270,28 @@ def refused_capacity(kind: str, requests: object) -> dict[str, Any]:
     return {c["field"]: c["message"] for c in response["status"]["details"]["causes"]}
 
 
+@pytest.mark.parametrize(
+    ("amount", "said"),
+    [
+        (32, "32 means 32 bytes, which every device with memory has; did you mean 32Gi?"),
+        ("80", "80 means 80 bytes, which every device with memory has; did you mean 80Gi?"),
+        ("32k", "32k is less than 1Mi, which every device with memory has; check the suffix, such as Gi"),
+        ("32Gi", ""),
+        ("1Mi", ""),
+        ("much", ""),
+    ],
+)
+@pytest.mark.parametrize("name", ["memory", "gpu.dra-driver.dev/memory"])
+def test_memory_without_a_unit_is_warned_about(name: str, amount: object, said: str) -> None:
+    asked = {"deviceClassName": "gpu", "capacity": {"requests": {"cores": 5, name: amount}}}
+    spec = {"devices": {"requests": [{"name": "gpu", "exactly": asked}]}}
+    body = review("ResourceClaim", "v1", {"metadata": {"name": "x"}, "spec": spec})
+    response = answer(body, lambda request: refuse_capacity(request, OURS, kept=True))
+    assert response["allowed"]
+    path = f"spec.devices.requests[0].exactly.capacity.requests[{name}]"
+    assert response.get("warnings", []) == [f"{path}: {said}"] * bool(said)
+
+
 def at_least(domain: str, name: str, amount: str) -> str:
     capacity = f'device.capacity["{domain}"].{name}'
     return f'has({capacity}) && {capacity}.compareTo(quantity("{amount}")) >= 0'
