@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from controller.allocate.plans import ClusterBuilder, plan_data
 from dra_driver.api.own.inventory import DeviceInventory
@@ -24,7 +25,7 @@ from dra_driver.cli.planning.workloads import Questions, full_name
 from dra_driver.errors import ConfigurationError, DraError, InvalidInput
 from dra_driver.fleet import withheld_notes
 from dra_driver.kube import KubeApi
-from dra_driver.planning import Checks, Plan, PlannedCluster, Template, Workload, make_plan, take_in
+from dra_driver.planning import Checks, LeftOut, Plan, PlannedCluster, Template, Workload, make_plan, take_in
 
 __all__ = ["add_arguments", "run", "until_interrupted"]
 
@@ -147,7 +148,7 @@ def _run(args: argparse.Namespace, progress: Callable[[str], None], done: Callab
         raise ConfigurationError([*findings, *wrong])  # no cluster is asked for that
     asked = inputs.from_files(args.file, findings, ask=True)
     objects = _objects(args, asked, findings, notes, progress)
-    _leave_out(args, objects, notes)
+    left_out = _leave_out(args, objects, notes)
     progress("the pods of nodes")
     builder = ClusterBuilder(objects)
     workloads = _workloads(args, asked, objects, builder, findings, notes)
@@ -156,6 +157,7 @@ def _run(args: argparse.Namespace, progress: Callable[[str], None], done: Callab
         raise ConfigurationError(findings)
     progress("the devices of nodes")
     cluster = builder.build(not_held=[key for w in workloads for key in w.claims])
+    cluster = replace(cluster, left_out=left_out)
     gc.freeze()
     gc.enable()
     with until_interrupted() as clock:
@@ -292,13 +294,14 @@ def _objects(
     return objects
 
 
-def _leave_out(args: argparse.Namespace, objects: Objects, notes: list[str]) -> None:
-    """Leave out the pools from which somebody else would allocate for what is asked about."""
+def _leave_out(args: argparse.Namespace, objects: Objects, notes: list[str]) -> LeftOut | None:
+    """Leave out, and return, the pools from which somebody else would allocate for what is asked about."""
     pod, claim = (full_name(given, args.namespace) if given else "" for given in (args.pod, args.claim))
     allocator = args.allocator or allocator_for(objects.pods, pod, claim)
-    objects.slices, note = slices_for(objects.slices, allocator)
+    objects.slices, left_out, note = slices_for(objects.slices, allocator)
     if note:
         notes.append(note)
+    return left_out
 
 
 def _described(args: argparse.Namespace, asked: Objects, findings: list[str]) -> Objects:

@@ -22,7 +22,16 @@ from dra_driver.planning.holders.tables import HeldDevices, Memory, cheapest_of
 from dra_driver.planning.holders.wanted import NodeTables, Wanted
 from dra_driver.planning.holdings import HeldDevice, Holdings
 from dra_driver.planning.plan import NewNodes, Plan, make_plan, reason_of, take_in
-from dra_driver.planning.question import Holder, PlannedCluster, Template, Unit, Workload, units_of, want_room
+from dra_driver.planning.question import (
+    Holder,
+    LeftOut,
+    PlannedCluster,
+    Template,
+    Unit,
+    Workload,
+    units_of,
+    want_room,
+)
 
 __all__ = [
     "Added",
@@ -36,6 +45,7 @@ __all__ = [
     "HeldDevices",
     "Holder",
     "Holdings",
+    "LeftOut",
     "Memory",
     "Moved",
     "NewNodes",

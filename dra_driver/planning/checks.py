@@ -13,7 +13,7 @@ from functools import cached_property
 from dra_driver.api.resource import AllocationResult
 from dra_driver.ownership import is_controller_taint
 from dra_driver.planning.holdings import Holdings, NodeHoldings
-from dra_driver.planning.question import PlannedCluster, Workload, want_room
+from dra_driver.planning.question import PlannedCluster, Workload, units_of, want_room
 from dra_driver.structured import (
     Allocated,
     Budget,
@@ -180,6 +180,28 @@ class Checks:
                 raise OutOfTime
             self.unsure = True
         return answer
+
+    def with_left_out(self, workload: Workload, answer: Answer, freed: Collection[int] = ()) -> Answer:
+        """Return a refusal whose reasons name the pools that are left out; any other answer as it is.
+
+        So is a refusal for which no time is left.
+        """
+        left_out, left = self.cluster.left_out, self.seconds_left
+        if left_out is None or left <= 0:
+            return answer
+        if not isinstance(answer, GroupRefused) or not isinstance(answer.first, DoesNotFit):
+            return answer
+        first = units_of(workload.members)[0]
+        named = allocate(
+            self.without(freed).with_slices(left_out.slices),
+            first.claims,
+            nodes=first.nodes,
+            ignore_taint=is_controller_taint,
+            pools=left_out.pools,
+            withheld=left_out.why,
+            budget=Budget(_STEPS, _PER_NODE, seconds=left, clock=self._clock),
+        )
+        return replace(answer, first=named) if isinstance(named, DoesNotFit) else answer
 
     def fits(
         self,

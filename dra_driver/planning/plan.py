@@ -102,7 +102,7 @@ def make_plan(
     checks.progress("whether it fits")
     checks.unsure = False
     try:
-        answer = checks.solve(workload)
+        answer = checks.with_left_out(workload, checks.solve(workload))
     except OutOfTime:
         plan.reason, plan.certain = "the time did not suffice to tell", False
         plan.out_of_time.append("whether it fits")
@@ -215,8 +215,9 @@ def _decide_never(plan: Plan, checks: Checks, complete: bool) -> None:
     certain = certain and all(n.proven for n in plan.nodes) and all(r.proven for r in plan.relaxed)
     if helped or not certain:
         return
+    every = range(len(checks.cluster.holders))
     try:
-        alone = checks.solve(plan.workload, range(len(checks.cluster.holders)))
+        alone = checks.with_left_out(plan.workload, checks.solve(plan.workload, every), every)
     except OutOfTime:
         return
     plan.never = reason_of(alone)

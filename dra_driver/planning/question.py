@@ -10,10 +10,11 @@ from dra_driver.api import codec, names
 from dra_driver.api.core import Node
 from dra_driver.api.meta import ObjectKey
 from dra_driver.api.resource import ResourceClaim, ResourceSlice
-from dra_driver.structured import GroupMember, Level, Snapshot
+from dra_driver.structured import GroupMember, Level, PoolID, PoolPolicies, Snapshot
 
 __all__ = [
     "Holder",
+    "LeftOut",
     "PlannedCluster",
     "Template",
     "Unit",
@@ -84,6 +85,21 @@ class Template:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Pools that others allocate from. No question knows their devices; the reasons name them.
+
+    Attributes:
+        slices: of these pools.
+        why: whose they are, by pool, in the words of ``Exclusion.found``.
+        pools: the pools that are not left out.
+    """
+
+    slices: tuple[ResourceSlice, ...]
+    why: Mapping[PoolID, str]
+    pools: PoolPolicies
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedCluster:
     """The cluster at one moment.
 
@@ -94,6 +110,7 @@ class PlannedCluster:
         free: what pods leave of nodes besides devices, less than 0 where they take more than there is;
             absent nodes have enough.
         resources: what the places of ``free`` are, for people.
+        left_out: pools that are not in ``snapshot``; None if there are none.
         coupled: whether nodes share devices.
     """
 
@@ -103,6 +120,7 @@ class PlannedCluster:
     free: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     coupled: bool = False
     resources: tuple[str, ...] = ()
+    left_out: LeftOut | None = None
 
 
 class Unit(NamedTuple):

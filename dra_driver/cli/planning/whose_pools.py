@@ -8,7 +8,9 @@ from typing import Final
 from dra_driver.api.core import Pod
 from dra_driver.api.resource import ResourceSlice
 from dra_driver.ownership import PoolAllocator, allocating_pools, pool_of_slice
+from dra_driver.planning import LeftOut
 from dra_driver.resourceclaim import is_gated, pod_claims
+from dra_driver.structured import PersistentMap, PoolPolicy
 
 __all__ = ["ANYBODY", "allocator_for", "slices_for"]
 
@@ -36,26 +38,32 @@ def allocator_for(pods: Iterable[Pod], pod: str, claim: str) -> str:
     return PoolAllocator.CONTROLLER.value
 
 
-def slices_for(slices: Sequence[ResourceSlice], allocator: str) -> tuple[list[ResourceSlice], str]:
-    """Return the slices of the pools that one allocates from, and a note about those that are left out.
+def slices_for(
+    slices: Sequence[ResourceSlice], allocator: str
+) -> tuple[list[ResourceSlice], LeftOut | None, str]:
+    """Return the slices of the pools that one allocates from, those that are left out, and a note about them.
 
     Args:
         slices: of the cluster.
         allocator: a value of ``PoolAllocator``, or ``ANYBODY``.
 
     Returns:
-        All slices, and an empty note, where no pool of any driver is the controller's.
+        All slices, None and an empty note, where no pool of any driver is the controller's.
     """
     if allocator == ANYBODY:
-        return list(slices), ""
+        return list(slices), None, ""
     wanted = PoolAllocator(allocator)
     allocators = allocating_pools(slices)
     others = [pool for pool, who in allocators.items() if who is not wanted]
     if not others:
-        return list(slices), ""
+        return list(slices), None, ""
     left = frozenset(others)
+    kept = [s for s in slices if pool_of_slice(s) not in left]
+    pools = PersistentMap((pool, PoolPolicy()) for pool in sorted(set(map(pool_of_slice, kept))))
+    why = {pool: f"allocated by {_NAMES[allocators[pool]]}" for pool in others}
+    left_out = LeftOut(tuple(s for s in slices if pool_of_slice(s) in left), why, pools)
     who = _NAMES[allocators[others[0]]]
     names = ", ".join(str(pool.pool) for pool in others[:_SHOWN]) + (" …" if len(others) > _SHOWN else "")
     count = "1 pool" if len(others) == 1 else f"{len(others)} pools"
     note = f"{count} from which {who} allocates left out ({names}); --allocator chooses"
-    return [s for s in slices if pool_of_slice(s) not in left], note
+    return kept, left_out, note

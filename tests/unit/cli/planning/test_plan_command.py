@@ -260,6 +260,17 @@ def test_pools_from_which_somebody_else_allocates_are_left_out(tmp_path: Path, c
         status, said = answer(*asked, "--allocator", "scheduler")
         assert (status, "1 pool from which the controller allocates left out (n1)" in said) == (0, True)
     assert answer("--pod", "free") == answer("--claim", "d") == (0, "")
+    # The reasons are those that the controller gives: the node has devices, but they are not its own.
+    nodes = write(
+        tmp_path, "nodes.yaml", *(builders.node(n, allocatable={"pods": "9"}) for n in ("n1", "n2"))
+    )
+    for asked in (("-f", draft), ("--pod", "gated")):
+        status, found = plan(capsys, "-s", export, nodes, *asked)
+        assert status == 1
+        assert found["reason"] == (
+            "0 of 2 nodes: n1 has only 1 free device that fits, 2 are needed; "
+            "n2: its pool is allocated by kube-scheduler"
+        )
     # Where the controller has no pool, nobody keeps kube-scheduler away.
     alone = write(tmp_path, "alone.yaml", CLASS, bare)
     assert main(["plan", "-s", alone, "--gpus", "2"]) == 0
