@@ -92,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--driver-name",
         action="append",
         metavar="NAME",
-        help=f"driver whose devices are shown (repeatable); default: {DEFAULT_DRIVER_NAME}",
+        help="driver whose devices are shown (repeatable); default: all that nodes have a DeviceInventory of",
     )
     where.add_argument(
         "--node",
@@ -129,10 +129,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the status once, or until interrupted."""
-    drivers = tuple(args.driver_name or [DEFAULT_DRIVER_NAME])
-    shapes = parse_shapes(args.shape, drivers[0]) if args.shape else None
+    drivers = tuple(args.driver_name or ())
+    shapes = parse_shapes(args.shape, _first(drivers)) if args.shape else None
     asyncio.run(_main(args, drivers, shapes))
     return 0
+
+
+def _first(drivers: Sequence[str]) -> str:
+    """Return the driver whose capacities and attributes shapes name without a domain."""
+    return drivers[0] if drivers else DEFAULT_DRIVER_NAME
 
 
 async def _main(
@@ -199,6 +204,7 @@ class _Question:
     """What is asked, and what is found out once however long the cluster is watched.
 
     Attributes:
+        drivers: whose devices are shown; if there is none, all that DeviceInventories are of, as on the page.
         patterns: of names of nodes; all if there is none.
         namespace: of the claims that are shown; empty: all.
         rules: the kind of DeviceTaintRules that is served.
@@ -228,7 +234,7 @@ async def _question(
 ) -> _Question:
     notes: list[str] = []
     if shapes is None:
-        shapes, notes = await _configured(client, system, drivers[0])
+        shapes, notes = await _configured(client, system, _first(drivers))
     rules = await served_rules(client) if shapes else None
     notes = [*await server_notes(client, namespace), *notes]
     grants = functools.partial(read_grants, client, system)
@@ -250,7 +256,7 @@ async def look(
 
     Args:
         client: of the cluster.
-        drivers: whose devices are shown.
+        drivers: whose devices are shown; if there is none, all that DeviceInventories are of.
         by: ``node`` or ``model``.
         shapes: to be counted, among the devices of all drivers; if None, those of the installation.
         system: namespace of the installation.
@@ -267,15 +273,15 @@ async def look(
 
 
 async def _look(source: Source, question: _Question) -> Overview:
-    fleet = Fleet(question.drivers)
     slices = await source.all(RESOURCE_SLICES)
-    for slice_ in slices:
-        fleet.put_slice(slice_)
     inventories = await source.all(
         DEVICE_INVENTORIES,
         optional=True,
         without="what nodes say of devices that are not published is unknown",
     )
+    fleet = Fleet(question.drivers or {DEFAULT_DRIVER_NAME, *(i.spec.driver for i in inventories)})
+    for slice_ in slices:
+        fleet.put_slice(slice_)
     for inventory in inventories:
         fleet.put_inventory(inventory)
     namespace = question.namespace

@@ -35,6 +35,7 @@ from dra_driver.cli.overview.rows import Memory, fold_notes
 from dra_driver.errors import Forbidden, InvalidInput
 from dra_driver.fleet import (
     DeviceView,
+    Fleet,
     GrantedToPod,
     GrantsShown,
     Holder,
@@ -138,6 +139,23 @@ def test_every_device_of_the_newest_generation_counts_once() -> None:
         "gpu": (4, {"blocked": 1, "unhealthy": 1, "shared": 1, "free": 1}),
         "mig": (2, {"allocated": 1, "free": 1}),
     }
+
+
+def test_devices_of_all_drivers_with_an_inventory_count_as_on_the_page() -> None:
+    fake = cluster()
+    put_slice(fake, "nic", device("nic-0"), driver="nic.example.com")
+    of_nics = {"nodeName": "n1", "driver": "nic.example.com"}
+    fake.put(DEVICE_INVENTORIES, {"metadata": {"name": "n1.nic.example.com"}, "spec": of_nics})
+
+    def count(*drivers: str) -> int:
+        return sum(row.total for row in asyncio.run(status.look(fake, drivers)).rows)
+
+    # Those of other.io, which no node of ours has an inventory of, are another driver's.
+    assert (count(), count(DRIVER), count("nic.example.com")) == (7, 6, 1)
+    page = Fleet({DRIVER, "nic.example.com"})
+    for slice_ in fake.all(RESOURCE_SLICES):
+        page.put_slice(slice_)
+    assert sum(len(view.devices) for view in page.views()) == count()
 
 
 def test_claims_that_wait_say_why() -> None:
