@@ -193,7 +193,7 @@ class _Part:
         """Return how much less of a capacity would have to be asked for."""
         assert self._asked.capacity is not None
         asked = self._asked.capacity.requests[name]
-        amounts = _amounts(self._checks.devices, name)
+        amounts = _amounts(_of_class(self._checks, self._claim, self._asked.device_class_name), name)
         smaller = sorted((a for a in amounts if a.nano < asked.nano), key=lambda a: a.nano)
         excluded = sum(n for a, n in amounts.items() if a.nano < asked.nano)
         part = f"{name} {asked} of {self._name}"
@@ -264,17 +264,25 @@ def _changed_request(request: DeviceRequest, at: int, fields: dict[str, object])
 
 def _count_devices(checks: Checks, claim: ResourceClaim, class_name: str, expression: str) -> int:
     """Return how many devices of a class an expression of a claim excludes."""
+    matches = checks.cluster.snapshot.selectors.matches
+    of_class = _of_class(checks, claim, class_name)
+    return sum(times for entry, times in of_class if matches(expression, entry) is not True)
+
+
+def _of_class(checks: Checks, claim: ResourceClaim, class_name: str) -> Iterator[tuple[DeviceEntry, int]]:
+    """Yield the devices of a class, each with the number of devices that are equal for the claim.
+
+    Raises:
+        OutOfTime: the deadline has passed.
+    """
     snapshot = checks.cluster.snapshot
     of_class = snapshot.classes.get(class_name)
     selectors = [s.cel.expression for s in (of_class.spec.selectors if of_class else ()) if s.cel is not None]
-    matches = snapshot.selectors.matches
-    number = 0
     for entry, times in _devices(checks, claim):
         if checks.seconds_left <= 0:
             raise OutOfTime
-        if all(matches(s, entry) is True for s in selectors) and matches(expression, entry) is not True:
-            number += times
-    return number
+        if all(snapshot.selectors.matches(s, entry) is True for s in selectors):
+            yield entry, times
 
 
 def _devices(checks: Checks, claim: ResourceClaim) -> Iterator[tuple[DeviceEntry, int]]:
@@ -287,14 +295,14 @@ def _devices(checks: Checks, claim: ResourceClaim) -> Iterator[tuple[DeviceEntry
             yield from ((entry, len(names)) for entry in pool.devices)
 
 
-def _amounts(devices: Iterable[DeviceEntry], capacity: str) -> dict[Quantity, int]:
+def _amounts(devices: Iterable[tuple[DeviceEntry, int]], capacity: str) -> dict[Quantity, int]:
     """Return the different amounts of a capacity that devices have, with their numbers."""
     bare = capacity.rpartition("/")[2]
     found: dict[Quantity, int] = {}
-    for entry in devices:
+    for entry, times in devices:
         for key, value in entry.device.capacity.items():
             if key.rpartition("/")[2] == bare:
-                found[value.value] = found.get(value.value, 0) + 1
+                found[value.value] = found.get(value.value, 0) + times
     return found
 
 

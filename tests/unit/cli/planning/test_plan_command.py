@@ -472,6 +472,19 @@ def test_a_class_that_does_not_exist_is_bad_input(tmp_path: Path, capsys: Captur
     assert "none" in capsys.readouterr().err
 
 
+def test_only_devices_of_the_class_count_as_excluded(tmp_path: Path, capsys: Capture) -> None:
+    other = gpus("n1", "x", "y", driver="other.example.com")
+    other["metadata"]["name"] = "other"
+    export = write(tmp_path, "export.yaml", CLASS, gpus("n1", "a", "b", "c"), gpus("n2", "d"), other)
+    vast = claim("vast")
+    exactly = vast["spec"]["devices"]["requests"][0]["exactly"]
+    exactly["capacity"] = {"requests": {"memory": "1000Gi"}}
+    status, answer = plan(capsys, "-s", export, "-f", write(tmp_path, "vast.yaml", vast))
+    assert (status, "2 have 4 devices with memory below 1000Gi" in answer["reason"]) == (1, True)
+    (memory,) = (r for r in answer["relax"] if r["part"].startswith("memory"))
+    assert (memory["excludedDevices"], memory["fits"]) == (4, True)
+
+
 @pytest.mark.parametrize(
     ("expression", "said"),
     [
