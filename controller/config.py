@@ -57,8 +57,8 @@ class Timings:
             server may need longer.
         closing: until every API server follows the end of a grant. One that lags for longer is cut off from
             etcd, and writes no claims.
-        kept: for which devices are kept that the controller had allocated in a pool that has become
-            kube-scheduler's.
+        kept: for which not everything is admitted of a pool that has become kube-scheduler's: longer than a
+            decision of before can be under way. It waits up to ten minutes each for volumes and for devices.
         settle: between a change and the write of the policies' statuses, so that a change of all nodes is one
             write.
         preempt: for which a pod waits before others are preempted for it, so that what passes has passed.

@@ -27,7 +27,7 @@ from controller.publish.tolerators import Tolerators
 from dra_driver.api.names import KUBE_SYSTEM
 from dra_driver.errors import DraError
 from dra_driver.kube import Backoff
-from dra_driver.ownership import PoolID
+from dra_driver.ownership import SHARE, PoolID
 from dra_driver.resourceslice import GATES, ServerFeatures
 from dra_driver.structured import PoolPolicy
 
@@ -173,8 +173,9 @@ def _gates(env: Environment, state: State) -> tuple[PoolGates, PoolGrants | None
 
 
 def _taken(state: State, pool: PoolID) -> frozenset[str]:
+    """Return the forms of a pool that claims hold."""
     taken = state.assume_cache.taken(pool)
-    return frozenset((*taken.devices, *taken.shares))
+    return frozenset((*taken.devices, *(name + SHARE for name in taken.shares)))
 
 
 def _report_features(metrics: Metrics, features: ServerFeatures) -> None:

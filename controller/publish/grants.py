@@ -16,6 +16,7 @@ import structlog
 
 from controller.allocate.signal import Signal
 from controller.config import Timings
+from controller.publish.listings import Listings
 from dra_driver.api.meta import DriverName
 from dra_driver.api.own.inventory import NODE_PUBLISHES, DeviceInventory, inventory_name
 from dra_driver.api.resource import ResourceSlice
@@ -78,13 +79,14 @@ class PoolGrants:
     Args:
         default: who allocates where no DevicePolicy says otherwise.
         drivers: ours.
-        timings: how long an API server may lag, and devices are kept.
+        timings: how long an API server may lag, and not everything of a pool is admitted that has become
+            kube-scheduler's.
         clock: for that.
         handover: whose a pool is.
         inventories: of all pools.
         slices: what is published.
         slices_of: the slices of a pool.
-        taken: devices of a pool that claims hold, assumed ones included.
+        taken: forms of a pool that claims hold, assumed ones included.
         being_written: devices of a pool of which this controller is writing an allocation.
         blocked: called at once with a pool, and the units and devices that the allocator must leave alone
             there, where that is another answer.
@@ -130,8 +132,7 @@ class PoolGrants:
         self._pools: dict[PoolID, Grant] = {}
         self._units: dict[PoolID, dict[str, Grant]] = {}
         self._stored = Grants(default=PoolAllocator.SCHEDULER)
-        # Since when a device is kept, as far as this process knows.
-        self._kept_since: dict[tuple[PoolID, str], float] = {}
+        self._listings = Listings(timings.kept, clock)
         inventories.add_handler(
             Handler(
                 added=lambda _: self.asking.set(),
@@ -141,6 +142,7 @@ class PoolGrants:
         )
         slices.add_handler(
             Handler(
+                added=lambda s: self._saw(pool_of_slice(s)),
                 updated=lambda _, s: self._saw(pool_of_slice(s)),
                 deleted=lambda s: self._saw(pool_of_slice(s)),
             )
@@ -336,6 +338,9 @@ class PoolGrants:
     def _now(self) -> float:
         return self._clock.monotonic()
 
+    def _inventory(self, pool: PoolID) -> DeviceInventory | None:
+        return self._inventories.get_by_name(inventory_name(pool.pool, pool.driver))
+
     def _of(self, pool: PoolID) -> Grant:
         """Return the grant of a pool to every claim."""
         known = self._pools.get(pool)
@@ -356,6 +361,8 @@ class PoolGrants:
         for pool in known.keys() | self._pools.keys():
             inventory, before = known.get(pool), self._of(pool)
             theirs = inventory is not None and self._is_schedulers(pool, inventory)
+            long_since = theirs and pool not in self._pools and self._stored.admits_all(pool)
+            self._listings.note(pool, theirs=theirs, harmless=long_since or self._is_new(pool, inventory))
             if self._guard.state is GuardState.WRITING:
                 # What the write of the guard ends, the guard's own states wait for.
                 after = self._listed(pool) if theirs else Grant()
@@ -365,11 +372,18 @@ class PoolGrants:
             elif not theirs:
                 after = advance_grant(before, _E.END, self._now)[0]
             else:
-                after = self._without_freed(pool, before)
+                # What has been free since is kube-scheduler's.
+                held = frozenset(self._taken(pool)) if before.kept else before.kept
+                after = replace(before, kept=before.kept & held)
             if after != before or pool not in self._pools:
                 self._put_pool(pool, after)
             if inventory is None and after.state is _S.OURS:
                 del self._pools[pool]
+
+    def _is_new(self, pool: PoolID, inventory: DeviceInventory | None) -> bool:
+        """Return whether nothing of a pool has been published yet."""
+        new = inventory is not None and not inventory.status.publication.generation
+        return new and not any(True for _ in self._slices_of(pool))
 
     def _is_schedulers(self, pool: PoolID, inventory: DeviceInventory) -> bool:
         """Return whether kube-scheduler may allocate from a pool, as far as this process decides that."""
@@ -379,35 +393,18 @@ class PoolGrants:
 
     def _listed(self, pool: PoolID) -> Grant:
         """Return the grant of a pool of kube-scheduler, which waits for room if it is not stored yet."""
-        stored = self._stored.allocator(pool) is PoolAllocator.SCHEDULER
+        stored = self._stored.admits_some(pool)
         return Grant(_S.GRANTED if stored else _S.GRANTING, kept=self._kept(pool))
 
     def _kept(self, pool: PoolID) -> frozenset[str]:
-        """Return the devices that are kept of a pool that is kube-scheduler's, or becomes it."""
-        if self._stored.allocator(pool) is PoolAllocator.SCHEDULER:
-            kept = frozenset(name for of, name in self._stored.kept if of == pool)
-            return self._without_freed(pool, Grant(_S.GRANTED, kept=kept)).kept
-        kept = frozenset(self._taken(pool))
-        self._kept_since |= {(pool, name): self._now for name in kept}
-        return kept
-
-    def _without_freed(self, pool: PoolID, grant: Grant) -> Grant:
-        if not grant.kept:
-            return grant
-        old = self._now - self._timings.kept
-        held = frozenset(self._taken(pool))
-        kept = {
-            name for name in grant.kept & held if self._kept_since.setdefault((pool, name), self._now) > old
-        }
-        for name in grant.kept - kept:
-            self._kept_since.pop((pool, name), None)
-        return replace(grant, kept=frozenset(kept))
+        """Return the forms that claims hold because of the controller: what others may not allocate."""
+        return frozenset(form for form in self._taken(pool) if not self._stored.admits("", pool, form))
 
     def _look_at_units(self) -> None:
         """End grants of what kube-scheduler cannot, or must not, allocate any more."""
         for pool in list(self._units):
             devices = newest_devices(self._slices_of(pool))
-            inventory = self._inventories.get_by_name(inventory_name(pool.pool, pool.driver))
+            inventory = self._inventory(pool)
             there = inventory is not None and inventory.status.registration.registered
             for unit, grant in list(self._units[pool].items()):
                 fit = all(
@@ -424,26 +421,35 @@ class PoolGrants:
         for (pool, _), grant in (*self._all_units(), *(more or {}).items()):
             for key, names in grant.claims.items() if grant.state.listed else ():
                 devices.setdefault(key, set()).update((pool, name) for name in names)
-        theirs = {p for p, grant in self._pools.items() if grant.state.listed and p not in without}
-        kept = {(p, name) for p in theirs for name in self._pools[p].kept}
+        theirs = {
+            pool: self._listings.of(pool, self._inventory(pool), self._slices_of(pool), grant.kept)
+            for pool, grant in self._pools.items()
+            if grant.state.listed and pool not in without
+        }
+        kept = {(pool, form) for pool, listing in theirs.items() for form in listing.kept}
+        free = {(pool, form) for pool, listing in theirs.items() for form in listing.free or ()}
+        whole = {pool for pool, listing in theirs.items() if listing.free is None}
         controllers = self._default is PoolAllocator.CONTROLLER
         if not controllers:
             # The trial has to be refused here, too.
             kept |= {(PoolID(driver, TRIAL_POOL), "trial") for driver in self._drivers}
         return Grants(
             {key: frozenset(found) for key, found in devices.items()},
-            frozenset(theirs if controllers else self._pools.keys() - theirs),
+            frozenset(whole if controllers else self._pools.keys() - whole),
             frozenset(kept),
             self._default,
+            free=frozenset(free),
         )
 
     def _fitting(self) -> tuple[Grants, frozenset[PoolID]]:
         """Return what the object has to say, as far as it has room, and the pools that are in it."""
-        granting = sorted(pool for pool, grant in self._pools.items() if grant.state is _S.GRANTING)
         wanted = self._wanted()
+        # What is to be granted goes last, and before that what has a list.
+        granting = sorted(p for p, g in self._pools.items() if g.state is _S.GRANTED and p in self._listings)
+        granting += sorted(p for p, g in self._pools.items() if g.state is _S.GRANTING)
         left: list[PoolID] = []
         while not wanted.fits and granting:
-            # They follow when something that is kept was free.
+            # They follow when others need no list any more.
             half = max(1, len(granting) // 2)
             left, granting = [*left, *granting[-half:]], granting[:-half]
             wanted = self._wanted(without=left)
@@ -489,5 +495,5 @@ class PoolGrants:
             self.changed.send(pool)
 
     def _saw(self, pool: PoolID) -> None:
-        if pool in self._units:
+        if pool in self._units or pool in self._listings:
             self.asking.set()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dra_driver.ownership.grants import (
     MAX_GRANT_BYTES,
     MAX_LISTED,
+    SHARE,
     VARIABLES,
     Grants,
     admitted,
@@ -56,6 +57,7 @@ __all__ = [
     "MAX_LISTED",
     "OPEN_POOL",
     "PROTECTION_TAINT",
+    "SHARE",
     "VARIABLES",
     "AllocatorRecord",
     "Grants",

@@ -9,6 +9,10 @@ object that no controller has written yet, as an installation brings it, refuses
 The object has a key for each grant, so what a write of a claim costs the API server does not depend on how
 many there are. Pools whose allocator is not the default one stand in one text, and are searched: the API
 server keeps the manager of each key of an object, which makes a write of thousands of keys take seconds.
+
+Of a pool that has become kube-scheduler's not everything is admitted at first, see ``Grants``. A form is how
+a device is allocated: the name of the device, with ``SHARE`` for a share of it. One name may stand for the
+whole device today and for shares tomorrow.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from dra_driver.ownership.pools import PoolAllocator, PoolID, parse_device
 __all__ = [
     "MAX_GRANT_BYTES",
     "MAX_LISTED",
+    "SHARE",
     "VARIABLES",
     "Grants",
     "admitted",
@@ -38,8 +43,8 @@ __all__ = [
 
 # The API server takes a ConfigMap with 1 MiB of keys and values.
 MAX_GRANT_BYTES: Final = 900 * 1024
-# Pools that are exceptions, and devices that are kept: each is compared with each of 32 devices of a claim,
-# and an expression may cost a million.
+# Pools that are exceptions, and forms that are kept or free: each is compared with each of 32 devices of a
+# claim, and an expression may cost a million.
 MAX_LISTED: Final = 20_000
 _DEFAULT: Final = "_default"
 _TURN: Final = "_turn"
@@ -47,6 +52,9 @@ _CLAIM: Final = "_claim_"
 _POD: Final = "_pod_"
 _EXCEPTIONS: Final = "_pools"
 _KEPT: Final = "_kept"
+_FREE: Final = "_free"
+SHARE: Final = "#share"
+"""After the name of a device: a share of it."""
 _SCHEDULER: Final = PoolAllocator.SCHEDULER.value
 
 _CHOSEN: Final = re.compile(r"\(turn \d{1,18}\) \[([^\]]*)\]")
@@ -72,6 +80,7 @@ VARIABLES: Final[Mapping[str, str]] = MappingProxyType(
         "granted": _lines("variables.key"),
         "exceptions": _lines(f"'{_EXCEPTIONS}'"),
         "kept": _lines(f"'{_KEPT}'"),
+        "free": _lines(f"'{_FREE}'"),
         # Whether pools are kube-scheduler's by default.
         "default": (
             f"!has(params.data) || !('{_DEFAULT}' in params.data)"
@@ -89,6 +98,7 @@ def admitted(drivers: Iterable[str]) -> str:
         drivers: whose devices are ours; those of others are no concern of the policy.
     """
     ours = ", ".join(f"'{driver}'" for driver in sorted(drivers))
+    form = f"r.driver + '/' + r.pool + '/' + r.device + (has(r.shareID) ? '{SHARE}' : '')"
     return (
         "has(oldObject.status) && has(oldObject.status.allocation)"
         " || !has(object.status) || !has(object.status.allocation)"
@@ -96,7 +106,8 @@ def admitted(drivers: Iterable[str]) -> str:
         " || object.status.allocation.devices.results.all(r, has(r.adminAccess) && r.adminAccess"
         f" || !(r.driver in [{ours}])"
         " || (r.driver + '/' + r.pool in variables.exceptions) != variables.default"
-        " && !(r.driver + '/' + r.pool + '/' + r.device in variables.kept)"
+        f" && !({form} in variables.kept)"
+        f" || {form} in variables.free"
         " || r.driver + '/' + r.pool + '/' + r.device in variables.granted)"
     )
 
@@ -141,10 +152,13 @@ class Grants:
     Attributes:
         devices: by the key of the claim that kube-scheduler may allocate with them.
         exceptions: pools whose allocator is not the default one.
-        kept: devices that are not admitted although the pool is kube-scheduler's: the controller had
-            allocated them before, and kube-scheduler may have decided on them before it knew.
+        kept: forms that are not admitted although the pool is kube-scheduler's. The controller had allocated
+            what excludes them, and kube-scheduler may have decided on them before it knew; or they are not
+            published any more, and what it decides on what is published takes no account of them.
         default: who allocates from the pools of our drivers.
         turn: how often the object was written because something had to end.
+        free: forms that are admitted although the pool is not listed as kube-scheduler's: in place of what
+            is kept, where that would be longer.
     """
 
     devices: Mapping[str, Devices] = field(default_factory=lambda: MappingProxyType({}))
@@ -152,6 +166,7 @@ class Grants:
     kept: Devices = frozenset()
     default: PoolAllocator = PoolAllocator.CONTROLLER
     turn: int = 0
+    free: Devices = frozenset()
 
     @classmethod
     def of_data(cls, data: Mapping[str, str]) -> Grants:
@@ -168,6 +183,7 @@ class Grants:
             _devices(data.get(_KEPT, "")),
             PoolAllocator.SCHEDULER if by_scheduler else PoolAllocator.CONTROLLER,
             int(turn) if turn.isascii() and turn.isdigit() and len(turn) <= 18 else 0,
+            _devices(data.get(_FREE, "")),
         )
 
     def data(self) -> dict[str, str]:
@@ -177,6 +193,7 @@ class Grants:
             _TURN: str(self.turn),
             _EXCEPTIONS: "\n".join(sorted(map(str, self.exceptions))),
             _KEPT: _text(self.kept),
+            _FREE: _text(self.free),
         }
         return {**own, **{key: _text(devices) for key, devices in self.devices.items()}}
 
@@ -187,10 +204,20 @@ class Grants:
         both = PoolAllocator.CONTROLLER, PoolAllocator.SCHEDULER
         return next(one for one in both if one is not self.default)
 
-    def admits(self, key: str, pool: PoolID, device: str) -> bool:
-        """Return whether others than the controller may allocate a device of ours to a claim."""
-        theirs = self.allocator(pool) is PoolAllocator.SCHEDULER and (pool, device) not in self.kept
-        return theirs or (pool, device) in self.devices.get(key, frozenset())
+    def admits_all(self, pool: PoolID) -> bool:
+        """Return whether others may allocate everything of a pool."""
+        return self.allocator(pool) is PoolAllocator.SCHEDULER and all(of != pool for of, _ in self.kept)
+
+    def admits_some(self, pool: PoolID) -> bool:
+        """Return whether others may allocate something of a pool, grants to claims apart."""
+        listed = any(of == pool for of, _ in self.free)
+        return listed or self.allocator(pool) is PoolAllocator.SCHEDULER
+
+    def admits(self, key: str, pool: PoolID, form: str) -> bool:
+        """Return whether others than the controller may allocate a device of ours, or a share, to a claim."""
+        theirs = self.allocator(pool) is PoolAllocator.SCHEDULER and (pool, form) not in self.kept
+        granted = (pool, form.removesuffix(SHARE)) in self.devices.get(key, frozenset())
+        return theirs or (pool, form) in self.free or granted
 
     @property
     def size(self) -> int:
@@ -200,7 +227,8 @@ class Grants:
     @property
     def fits(self) -> bool:
         """Return whether the API server stores so much, and can look through what is listed."""
-        return len(self.exceptions) + len(self.kept) <= MAX_LISTED and self.size <= MAX_GRANT_BYTES
+        listed = len(self.exceptions) + len(self.kept) + len(self.free)
+        return listed <= MAX_LISTED and self.size <= MAX_GRANT_BYTES
 
 
 def _text(devices: Devices) -> str:

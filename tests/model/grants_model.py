@@ -8,6 +8,10 @@ any time, also for a claim or a process that is gone. What the controller does i
 A write holds the version of what it replaces. Instead of numbers it is noted whether that is still the
 newest.
 
+The devices are exclusive together. They may be two forms of one GPU, of which one is published:
+kube-scheduler decides on what it sees published, and takes no account of what it or others have of the other
+form.
+
 While the policy is gone and the controller cannot know it, two claims can hold one device. So a double does
 not count where the write that makes it, or the other claim, was admitted only because the policy was gone,
 and the controller has not read the claims since.
@@ -48,7 +52,7 @@ G, H = GuardState, GuardEvent
 POOL, GUARD = 2, 3
 """Positions of what a write of the object is for, beside the numbers of units."""
 KEPT: Final = 8
-"""With it: the first of the devices that are kept from kube-scheduler nevertheless."""
+"""With it: the first of the devices that are refused to kube-scheduler nevertheless."""
 GRANTS, OWN, KILLS, RESTARTS, FREED, GAPS, HANDOVERS = range(7)
 Left = tuple[int, int, int, int, int, int, int]
 
@@ -95,6 +99,9 @@ class State(NamedTuple):
         loose: claims that were admitted only because the policy was gone, and are not read yet.
         late: the policy has been gone for longer than the controller takes to notice what it can.
         doubled: a device has been given to two claims.
+        published: the devices that are.
+        sees_published: what kube-scheduler sees of that.
+        changes: how often the form of the devices may still change.
         left: how often grants, own allocations, kills, restarts of kube-scheduler, deallocations, losses of
             the policy, and changes of the allocator may still happen.
     """
@@ -117,6 +124,9 @@ class State(NamedTuple):
     loose: frozenset[int]
     late: bool
     doubled: bool
+    published: int
+    sees_published: int
+    changes: int
     left: Left
 
 
@@ -127,18 +137,21 @@ class Scenario:
     Attributes:
         devices: number of devices, which are exclusive together.
         left: see ``State``.
+        changes: how often another device is published, in place of the one before; 0: all are.
         without: rules that do not hold.
         skipped: states that are left without what they wait for, for another one.
     """
 
     devices: int = 1
     left: Left = (1, 1, 1, 0, 0, 0, 0)
+    changes: int = 0
     without: frozenset[str] = frozenset()
     skipped: tuple[tuple[GrantState | GuardState, GrantState | GuardState], ...] = ()
 
     def start(self) -> State:
         """Return the world before anything has happened."""
         claims = (NONE, NONE)
+        published = 1 if self.changes else (1 << self.devices) - 1
         return State(
             object=0,
             applied=0,
@@ -158,6 +171,9 @@ class Scenario:
             loose=frozenset(),
             late=False,
             doubled=False,
+            published=published,
+            sees_published=published,
+            changes=self.changes,
             left=self.left,
         )
 
@@ -185,6 +201,7 @@ class ScenarioSteps:
             yield from self._guards(state)
             yield from self._writes(state)
             yield from self._allocates(state)
+            yield from self._changes(state)
             if state.left[KILLS]:
                 yield self._killed(state)
                 if any(w.kind == "object" and w.ours for w in state.writes):
@@ -289,7 +306,12 @@ class ScenarioSteps:
     def _listed(self, state: State) -> int:
         listed = 1 if state.units[0].state.listed else 0
         if state.pool.state.listed:
-            listed |= EVERY + sum(KEPT << int(name) for name in state.pool.kept)
+            refused = 0 if "forms" in self._without else self._unit & ~state.published
+            if "excluded" in self._without:
+                refused |= sum(1 << int(name) for name in state.pool.kept)
+            elif state.pool.kept:
+                refused = self._unit
+            listed |= EVERY + KEPT * refused
         return listed
 
     def _writes(self, state: State) -> Iterator[State]:
@@ -311,8 +333,15 @@ class ScenarioSteps:
         ):
             return
         for claim in (0, 1):
-            device = self._scenario.devices - 1
+            device = state.published.bit_length() - 1
             yield _spent(_sent(state, Write("claim", device, True, ours=True, claim=claim)), OWN)
+
+    def _changes(self, state: State) -> Iterator[State]:
+        """Publish the other form: while the controller may allocate, and what is held keeps its form."""
+        free = may_allocate(state.guard, state.pool, state.units[0])
+        writing = any(w.kind == "claim" for w in state.writes)
+        if state.changes and free and not writing and all(d == NONE for d in state.seen_claims):
+            yield state._replace(published=self._unit & ~state.published, changes=state.changes - 1)
 
     def _killed(self, state: State) -> State:
         writes = frozenset(w._replace(ours=False, asked=0) for w in state.writes)
@@ -321,7 +350,7 @@ class ScenarioSteps:
 
     def _started(self, state: State) -> State:
         """Start the controller: its first list is consistent, and a note says whose the pool is."""
-        kept = frozenset(str(d) for d in (0, 1) if state.object & KEPT << d)
+        kept = frozenset(str(d) for d in state.claims if d != NONE and state.object & KEPT << d)
         pool = Grant(S.GRANTED, kept=kept) if state.object & EVERY else Grant()
         guard = Guard(G.IN_FORCE) if "guard" in self._without else Guard()
         state = state._replace(alive=True, pool=pool, seen=True, seen_claims=state.claims)
@@ -388,10 +417,14 @@ class ScenarioSteps:
     def _scheduler(self, state: State) -> Iterator[State]:
         if state.sees_claims != state.claims:
             yield state._replace(sees_claims=state.claims)
+        if state.sees_published != state.published:
+            yield state._replace(sees_published=state.published)
+        seen = [d for d in range(self._scenario.devices) if state.sees_published >> d & 1]
         known = {c for c, _, lives in state.decided if lives}
-        if not known and all(device == NONE for device in state.sees_claims):
-            for claim in (0, 1):
-                for device in range(self._scenario.devices):
+        counted = {d for _, d, lives in state.decided if lives} | set(state.sees_claims)
+        if counted.isdisjoint(seen):
+            for claim in {0, 1} - known:
+                for device in seen:
                     yield state._replace(decided=state.decided | {(claim, device, True)})
         for decision in state.decided:
             yield self._bound(state, *decision)

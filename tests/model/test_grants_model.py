@@ -25,6 +25,8 @@ SMALL = {
     "kube-scheduler restarted, a claim deallocated": Scenario(left=(1, 1, 0, 1, 1, 0, 0)),
     "two grants and a kill": Scenario(left=(2, 0, 1, 0, 0, 0, 0)),
     "a change of the allocator and a kill": Scenario(left=(0, 1, 1, 0, 0, 0, 1)),
+    "a change of the allocator, two devices of a unit": Scenario(devices=2, left=(0, 1, 1, 0, 0, 0, 1)),
+    "changes of the form and of the allocator": Scenario(devices=2, changes=1, left=(0, 1, 0, 0, 0, 0, 1)),
     "the policy gone": Scenario(left=GONE),
 }
 LARGE = {
@@ -37,6 +39,12 @@ LARGE = {
     "the policy gone and a change of the allocator": Scenario(left=(0, 1, 0, 0, 0, 1, 1)),
     "changes of the allocator, a claim deallocated": Scenario(left=(0, 1, 1, 0, 1, 0, 2)),
     "a grant and a change of the allocator": Scenario(left=(1, 1, 1, 0, 0, 0, 1)),
+    "changes of the form and of the allocator, a kill": Scenario(
+        devices=2, changes=1, left=(0, 1, 1, 0, 0, 0, 1)
+    ),
+    "changes of the form and of the allocator, a claim deallocated": Scenario(
+        devices=2, changes=1, left=(0, 1, 0, 0, 1, 0, 2)
+    ),
 }
 
 
@@ -84,6 +92,20 @@ def test_no_device_is_in_two_claims_whatever_else_happens(scenario: Scenario) ->
 )
 def test_each_rule_is_needed(rule: str, left: Left) -> None:
     assert explore(Scenario(left=left, without=frozenset({rule}))).doubled
+
+
+@pytest.mark.parametrize(
+    ("rule", "changes"),
+    [
+        # With a device, all that exclude it are kept.
+        ("excluded", 0),
+        # What is not published is not admitted.
+        ("forms", 1),
+    ],
+)
+def test_each_rule_about_forms_is_needed(rule: str, changes: int) -> None:
+    scenario = Scenario(devices=2, changes=changes, left=HANDOVER, without=frozenset({rule}))
+    assert explore(scenario).doubled
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from dra_driver.api.core import CONFIG_MAPS, PODS
 from dra_driver.api.meta import DriverName, PoolName
 from dra_driver.api.names import GRANTS, SYSTEM_NAMESPACE
 from dra_driver.api.resource import RESOURCE_CLAIMS, RESOURCE_SLICES, ResourceClaim
-from dra_driver.ownership import Grants, PoolID, grant_key, pool_of_slice, units
+from dra_driver.ownership import SHARE, Grants, PoolID, grant_key, pool_of_slice, units
 from dra_driver.sim.apiserver.storage.store import Event, Store
 
 __all__ = ["GrantAudit"]
@@ -88,7 +88,7 @@ class GrantAudit:
                 self.own += 1
                 for holder, other in self._excluded(pool, device):
                     yield f"the controller has allocated {device} of {pool}; {other} is granted to {holder}"
-            elif not self._grants.admits(key, pool, device):
+            elif not self._grants.admits(key, pool, device + SHARE if result.get("shareID") else device):
                 yield f"{device} of {pool} was allocated by others to {key}, which has no grant for it"
             else:
                 self.taken += (pool, device) in self._grants.devices.get(key, frozenset())

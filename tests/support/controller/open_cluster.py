@@ -112,12 +112,19 @@ class PolicedCluster(FakeClient):
         found = self.find(CONFIG_MAPS, GRANTS, SYSTEM_NAMESPACE) or {}
         return Grants.of_data(found.get("data") or {})
 
-    def take(self, claim: str, node: str, device: str) -> bool:
-        """Do as kube-scheduler: allocate a device to a claim; return whether that was admitted."""
+    def take(self, claim: str, node: str, device: str, **more: Any) -> bool:
+        """Do as kube-scheduler: allocate a device to a claim; return whether that was admitted.
+
+        Args:
+            claim: name of the claim.
+            node: whose pool.
+            device: name of the device.
+            **more: what the allocation says of the device besides.
+        """
         if self.obj(RESOURCE_CLAIMS, claim, NAMESPACE).status.allocation is not None:
             return False
         kind, options = self._kind(RESOURCE_CLAIMS), Options(manager="kube-scheduler")
-        patch = {"status": builders.allocation(builders.result(node, device))}
+        patch = {"status": builders.allocation(builders.result(node, device, **more))}
         try:
             self.registry.patch(kind, NAMESPACE, claim, "merge", patch, options, "status")
         except StatusError as e:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from dra_driver.cel.policies import compile_policy
 from dra_driver.ownership import (
     MAX_GRANT_BYTES,
     MAX_LISTED,
+    SHARE,
     VARIABLES,
     Grants,
     PoolAllocator,
@@ -148,6 +150,28 @@ def test_what_the_controller_had_allocated_is_kept_from_kube_scheduler(default: 
     assert admits(grants.data(), made(), result(NIC))
 
 
+@pytest.mark.parametrize("default", PoolAllocator)
+def test_forms_that_are_free_are_admitted_from_pools_of_the_controller(default: PoolAllocator) -> None:
+    """A share is not the device as a whole."""
+    listed = frozenset({(POOL, "gpu-0"), (POOL, "gpu-1" + SHARE)})
+    exceptions = frozenset({POOL}) if default is SCHEDULER else frozenset()
+    grants = Grants(exceptions=exceptions, free=listed, default=default)
+    data, share = grants.data(), {"shareID": "5d7a6f0e-0000-4000-8000-000000000000"}
+    assert Grants.of_data(data) == grants
+    assert not grants.admits_all(POOL)
+    assert admits(data, made(), result(POOL))
+    assert admits(data, made(), result(POOL, "gpu-1", **share))
+    for refused in (result(POOL, **share), result(POOL, "gpu-1"), result(POOL, "gpu-2")):
+        assert not admits(data, made(), result(POOL), refused)
+    # The same for what is kept, and a grant is for the device in any form.
+    kept = Grants(default=SCHEDULER, kept=listed).data()
+    assert not admits(kept, made(), result(POOL))
+    assert admits(kept, made(), result(POOL, **share))
+    assert not admits(kept, made(), result(POOL, "gpu-1", **share))
+    assert admits(kept, made(), result(POOL, "gpu-1"))
+    assert admits(granted(made(), (POOL, "gpu-0")).data(), made(), result(POOL, **share))
+
+
 def test_there_is_room_for_what_an_object_may_hold() -> None:
     devices = frozenset((PoolID(OURS, PoolName("p" * 253)), f"{i:063}") for i in range(96))
 
@@ -166,7 +190,7 @@ def test_there_is_room_for_what_an_object_may_hold() -> None:
 
 @pytest.mark.parametrize("text", ["", "\n\n", "gpu-0", "a/b", "//", "a//c", "/b/c", "a/b/"])
 def test_lines_that_are_no_device_are_left_out(text: str) -> None:
-    data = {"_default": "controller", "_claim_c": text, "_kept": text, "_turn": "x"}
+    data = {"_default": "controller", "_claim_c": text, "_kept": text, "_free": text, "_turn": "x"}
     assert Grants.of_data(data) == Grants()
 
 
@@ -194,6 +218,7 @@ CLAIMS = st.builds(made, NAME, pod=st.sampled_from(("", "p", "q")))
     st.sampled_from(PoolAllocator),
     CLAIMS,
     DEVICES,
+    st.sets(st.tuples(POOLS, st.sampled_from(("gpu-0", "gpu-1", "gpu-1" + SHARE))), max_size=3),
 )
 def test_the_policy_decides_as_the_controller_expects(
     by_name: dict[str, set[tuple[PoolID, str]]],
@@ -201,19 +226,28 @@ def test_the_policy_decides_as_the_controller_expects(
     default: PoolAllocator,
     body: Body,
     device: tuple[PoolID, str],
+    free: set[tuple[PoolID, str]],
 ) -> None:
     granted = {f"_claim_uid-{name}": frozenset(devices) for name, devices in by_name.items()}
     granted[grant_key_of_pod("tenant", "uid-q")] = frozenset({device})
     exceptions = frozenset(pool for pool, allocator in allocators.items() if allocator is not default)
-    grants = Grants(granted, exceptions, frozenset((pool, "gpu-0") for pool in allocators), default)
+    listed = frozenset((pool, form) for pool in allocators for form in ("gpu-0", "gpu-1" + SHARE))
+    grants = Grants(granted, exceptions, listed, default)
+    grants = replace(grants, free=frozenset(free))
     assert Grants.of_data(grants.data()) == grants
     kept = {(pool, name) for pool in allocators for name in ("gpu-0", "gpu-1")}
-    for pool, name in {device, *kept, *(d for devices in by_name.values() for d in devices)}:
+    named = {(pool, form.removesuffix(SHARE)) for pool, form in free}
+    for pool, name in {device, *kept, *named, *(d for devices in by_name.values() for d in devices)}:
         for one in (body, made("a"), made("b", pod="q")):
-            assert admits(grants.data(), one, result(pool, name)) == grants.admits(key_of(one), pool, name)
+            whole, share = result(pool, name), result(pool, name, shareID="s")
+            assert admits(grants.data(), one, whole) == grants.admits(key_of(one), pool, name)
+            assert admits(grants.data(), one, share) == grants.admits(key_of(one), pool, name + SHARE)
 
 
-@given(st.dictionaries(st.sampled_from(("_claim_uid-c", "_pools", "_default", "_turn", "_kept")), st.text()))
+KEYS = ("_claim_uid-c", "_pools", "_default", "_turn", "_kept", "_free")
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), st.text()))
 def test_no_object_grants_more_than_the_controller_reads_in_it(data: dict[str, str]) -> None:
     grants = Grants.of_data(data)
     for pool in (POOL, PoolID(OURS, PoolName("n/1"))):

@@ -17,7 +17,7 @@ from dra_driver.api.meta import PoolName
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES, DeviceInventory
 from dra_driver.api.resource import RESOURCE_SLICES, ResourceSlice
 from dra_driver.kube import Informer
-from dra_driver.ownership import Grants, PoolAllocator, PoolID
+from dra_driver.ownership import SHARE, Grants, PoolAllocator, PoolID
 from dra_driver.publishing.grants import GrantState, GuardState
 from dra_driver.publishing.handover import HandoverState
 
@@ -48,7 +48,7 @@ class World:
         client = FakeClient()
         self.inventories = Informer(client, DEVICE_INVENTORIES)
         self.devices = {f"gpu-{i}": device(f"gpu-{i}", "40Gi") for i in range(2)}
-        self.registered = True
+        self.registered = self.published = True
         self.publisher = ""
         self.grants = PoolGrants(
             self.default,
@@ -88,6 +88,8 @@ class World:
         return next((i for i in self.items() if i.metadata.name == name), None)
 
     def slices(self, pool: PoolID) -> tuple[ResourceSlice, ...]:
+        if not self.published:
+            return ()
         body = builders.resource_slice(pool.pool, *self.devices.values())
         return (codec.convert(ResourceSlice, body),)
 
@@ -116,9 +118,20 @@ class World:
         assert self.grants.in_force()
         return self
 
+    def admitted(self) -> set[str]:
+        """Return the forms of the first pool that others may allocate."""
+        names = (form for name in self.devices for form in (name, name + SHARE))
+        return {form for form in names if self.stored.admits(KEY, POOL, form)}
+
     def state(self, unit: str = "gpu-0") -> GrantState:
         grant = self.grants.grants(POOL).get(unit)
         return grant.state if grant is not None else S.OURS
+
+
+def whole(default: PoolAllocator, *kept: str) -> Grants:
+    """Return an object that lists the first pool as kube-scheduler's, but for what is kept."""
+    exceptions = frozenset({POOL}) if default is PoolAllocator.CONTROLLER else frozenset()
+    return Grants(exceptions=exceptions, kept=frozenset((POOL, name) for name in kept), default=default)
 
 
 def test_a_grant_is_one_write_and_its_end_is_a_write_a_time_and_a_read() -> None:
@@ -247,18 +260,22 @@ def test_a_pool_that_becomes_kube_schedulers_is_listed_and_what_is_held_of_it_is
     world = World(taken={"gpu-1"}).in_force()
     world.states[POOL] = HandoverState.SCHEDULER
     assert world.write()
-    assert world.stored.exceptions == {POOL}
-    assert world.stored.kept == {(POOL, "gpu-1")}
+    assert world.admitted() == {"gpu-0"}
     assert not world.grants.refuses_others(POOL)
     world.time += KEPT / 2
     assert not world.write()
-    # Free, or an hour later.
+    # Free, and then an hour later.
+    world.taken = set()
+    assert world.write()
+    assert world.admitted() == {"gpu-0", "gpu-1"}
+    assert not world.stored.admits_all(POOL)
     world.time += KEPT / 2 + 1
     assert world.write()
-    assert not world.stored.kept
+    assert world.stored.exceptions == {POOL}
+    assert world.stored.admits_all(POOL)
     world.states[POOL] = HandoverState.NOTING
     assert world.write()
-    assert not world.stored.exceptions
+    assert not world.admitted()
     world.grants.tick(world.time)
     world.grants.claims_seen(world.grants.reading())
     assert not world.grants.refuses_others(POOL)
@@ -266,12 +283,76 @@ def test_a_pool_that_becomes_kube_schedulers_is_listed_and_what_is_held_of_it_is
     assert world.grants.refuses_others(POOL)
 
 
-def test_what_was_kept_stays_kept_over_a_restart_while_it_is_held() -> None:
-    kept = frozenset((POOL, name) for name in ("gpu-0", "gpu-1"))
-    stored = Grants(exceptions=frozenset({POOL}), kept=kept, turn=1)
-    world = World(stored=stored, taken={"gpu-1"}, states={POOL: HandoverState.SCHEDULER}).in_force()
-    assert world.stored.exceptions == {POOL}
-    assert world.stored.kept == {(POOL, "gpu-1")}
+def test_what_is_held_is_kept_for_an_hour_at_most() -> None:
+    world = World(taken={"gpu-1"}).in_force()
+    world.states[POOL] = HandoverState.SCHEDULER
+    world.write()
+    world.time += KEPT + 1
+    assert world.write()
+    assert world.stored.admits_all(POOL)
+
+
+def test_a_new_pool_of_kube_scheduler_is_admitted_as_a_whole() -> None:
+    """Nobody can have decided on anything of it."""
+    world = World()
+    world.published = False
+    world.states = {POOL: HandoverState.UNKNOWN, OTHER: HandoverState.SCHEDULER}
+    world.in_force()
+    assert world.stored.admits_all(OTHER)
+    world.published = True
+    world.states[POOL] = HandoverState.SCHEDULER
+    assert world.write()
+    assert world.stored.exceptions == {POOL, OTHER}
+    assert world.stored.admits_all(POOL)
+    # Later it is none.
+    world.states[POOL] = HandoverState.NOTING
+    world.write()
+    world.read()
+    world.states[POOL] = HandoverState.SCHEDULER
+    world.write()
+    assert not world.stored.admits_all(POOL)
+
+
+@pytest.mark.parametrize("default", PoolAllocator)
+def test_what_was_kept_stays_kept_over_a_restart_while_it_is_held(default: PoolAllocator) -> None:
+    stored = whole(default, "gpu-0", "gpu-1")
+    states = {POOL: HandoverState.SCHEDULER}
+    world = World(default=default, stored=stored, taken={"gpu-1"}, states=states).in_force()
+    assert world.admitted() == {"gpu-0"}
+    # What kube-scheduler has allocated since is not kept, by the next process either.
+    world.taken.add("gpu-0")
+    again = World(default=default, stored=world.stored, taken=world.taken, states=states).in_force()
+    assert again.admitted() == {"gpu-0"}
+
+
+@pytest.mark.parametrize("default", PoolAllocator)
+def test_where_all_was_admitted_it_is_after_a_restart(default: PoolAllocator) -> None:
+    stored = whole(default)
+    states = {POOL: HandoverState.SCHEDULER}
+    world = World(default=default, stored=stored, taken={"gpu-1"}, states=states).in_force()
+    assert world.stored.admits_all(POOL)
+    # A pool that leaves kube-scheduler and comes back is a new one.
+    world.states[POOL] = HandoverState.NOTING
+    world.write()
+    world.read()
+    world.states[POOL] = HandoverState.SCHEDULER
+    world.write()
+    assert world.admitted() == {"gpu-0"}
+
+
+def test_a_pool_that_has_no_allocator_for_a_moment_is_a_new_one() -> None:
+    """Its devices may have changed their form meanwhile."""
+    stored = whole(PoolAllocator.CONTROLLER)
+    world = World(stored=stored, states={POOL: HandoverState.SCHEDULER}).in_force()
+    world.states[POOL] = HandoverState.TAINTING
+    world.grants.look(world.stored)
+    world.states[POOL] = HandoverState.SCHEDULER
+    world.write()
+    world.read()
+    assert not world.admitted()
+    world.write()
+    assert world.admitted() == {"gpu-0", "gpu-1"}
+    assert not world.stored.admits_all(POOL)
 
 
 def test_where_pools_are_kube_schedulers_by_default_those_of_the_controller_are_listed() -> None:
@@ -294,14 +375,20 @@ def test_pools_that_their_nodes_publish_are_kube_schedulers() -> None:
     assert world.stored.exceptions == {POOL, OTHER}
 
 
-def test_pools_for_which_there_is_no_room_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dra_driver.ownership.grants.MAX_LISTED", 2)
-    world = World(taken={"gpu-0"}).in_force()
-    world.states = {POOL: HandoverState.SCHEDULER, OTHER: HandoverState.SCHEDULER}
-    assert world.write()
+@pytest.mark.parametrize("start", ["handed over", "found"])
+def test_pools_for_which_there_is_no_room_wait(monkeypatch: pytest.MonkeyPatch, start: str) -> None:
+    """They are listed when others need no list any more."""
+    monkeypatch.setattr("dra_driver.ownership.grants.MAX_LISTED", 3)
+    states = {POOL: HandoverState.SCHEDULER, OTHER: HandoverState.SCHEDULER}
+    if start == "found":
+        world = World(stored=Grants(), states=states).in_force()
+    else:
+        world = World().in_force()
+        world.states = states
+        assert world.write()
     assert len(world.stored.exceptions) == 1
     assert not world.write()
-    world.taken = set()
+    world.time += KEPT + 1
     assert world.write()
     assert world.stored.exceptions == {POOL, OTHER}
 
@@ -310,17 +397,15 @@ def test_pools_for_which_there_is_no_room_wait_after_a_restart_as_well(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They are kube-scheduler's by the note, and what is held of them was not written down yet."""
-    monkeypatch.setattr("dra_driver.ownership.grants.MAX_LISTED", 2)
+    monkeypatch.setattr("dra_driver.ownership.grants.MAX_LISTED", 1)
     states = {POOL: HandoverState.SCHEDULER, OTHER: HandoverState.SCHEDULER}
     world = World(stored=Grants(turn=3), taken={"gpu-0"}, states=states).in_force()
     assert world.stored.fits
-    assert world.stored.exceptions == {POOL}
-    assert world.stored.kept == {(POOL, "gpu-0")}
+    assert world.stored.free == {(POOL, "gpu-1")}
     assert not world.write()
-    world.taken = set()
+    monkeypatch.setattr("dra_driver.ownership.grants.MAX_LISTED", 2)
     assert world.write()
-    assert world.stored.exceptions == {POOL, OTHER}
-    assert not world.stored.kept
+    assert world.stored.free == {(POOL, "gpu-1"), (OTHER, "gpu-1")}
 
 
 def test_room_is_counted_and_a_grant_beyond_it_refused(monkeypatch: pytest.MonkeyPatch) -> None:
