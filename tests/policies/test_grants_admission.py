@@ -221,8 +221,11 @@ def test_only_a_grant_lets_others_allocate_devices_of_ours(kind: str, tmp_path: 
     run(kind, tmp_path, scenario)
 
 
+@pytest.mark.parametrize("listed", ["pools", "kept", "free"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_largest_object_is_within_the_budget_of_an_evaluation(kind: str, tmp_path: Path) -> None:
+def test_the_largest_object_is_within_the_budget_of_an_evaluation(
+    kind: str, listed: str, tmp_path: Path
+) -> None:
     """What an evaluation costs does not depend on how many grants there are, only on the claim's own."""
 
     async def scenario(world: World) -> None:
@@ -230,7 +233,12 @@ def test_the_largest_object_is_within_the_budget_of_an_evaluation(kind: str, tmp
         driver, pool = OURS, PoolName(".".join(["p" * 63] * 3 + ["p" * 61]))
         names = [f"{i:063}" for i in range(3 * MOST_RESULTS)]
         # Three nodes, each with the most devices of the longest names, beside others up to the limit.
-        others = grants_of(500, MAX_LISTED)
+        forms = frozenset((POOL, f"gpu-0000-07-{i:05}") for i in range(MAX_LISTED - 1))
+        others = {
+            "pools": grants_of(500, MAX_LISTED),
+            "kept": Grants(exceptions=frozenset({PoolID(driver, pool)}), kept=forms),
+            "free": Grants(free=forms),
+        }[listed]
         own = {grant_key(claim): frozenset((PoolID(driver, pool), name) for name in names)}
         grants = replace(others, devices={**others.devices, **own})
         assert grants.fits
@@ -239,7 +247,7 @@ def test_the_largest_object_is_within_the_budget_of_an_evaluation(kind: str, tmp
         await world.write(grants)
         largest = [result(OURS, pool, name) for name in names[-MOST_RESULTS:]]
         took = await world.until("large", largest, "")
-        assert await world.allocate("large", [*largest[1:], result(OURS, pool, "gpu-0")]) == POLICY
+        assert await world.allocate("large", [*largest[1:], result(OURS, NODE, "gpu-0")]) == POLICY
         print(f"{kind}: {size} bytes, admitted after {took:.3f} s")
 
     run(kind, tmp_path, scenario)
