@@ -21,7 +21,7 @@ from typing import Any
 
 import builders
 import msgspec
-from fault_world import ANY_CLASS, CLASS, DRIVER, NODE_NAMES, NS, POLICIES, QUICK, SETTINGS, Scenario
+from fault_world import ANY_CLASS, CLASS, DRIVER, NODE_NAMES, NS, QUICK, SETTINGS, Scenario
 from gate_files import WITHOUT_GATE, gate_documents
 from grant_audit import GrantAudit
 from kubelet_fakes import FakePlugin
@@ -63,9 +63,6 @@ class GrantingScenario(Scenario):
     seconds = 9.0
     kills = 2
     pause = (0.3, 2.5)
-    # Whoever hands a pool over to kube-scheduler and changes the form of its devices at once may have a late
-    # decision on the old form admitted: the partition of a GPU, and the GPU. The node prepares one of them.
-    policies = tuple(policy for policy in POLICIES if policy is None or "allocator" not in policy)
     open_pools = True
 
     def __init__(self, seed: int) -> None:
