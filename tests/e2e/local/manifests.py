@@ -24,8 +24,9 @@ def load(deploy: Path, *, policies: bool) -> list[dict[str, Any]]:
     Args:
         policies: whether the API server serves MutatingAdmissionPolicies; if not, webhooks take their place.
     """
-    optional = OPTIONAL if policies else (*OPTIONAL, WEBHOOKS)
-    files = sorted((deploy / "manifests").rglob("*.yaml")) + [deploy / "optional" / name for name in optional]
+    files = sorted((deploy / "manifests").rglob("*.yaml")) + [deploy / "optional" / name for name in OPTIONAL]
+    if not policies and (webhooks := deploy / "optional" / WEBHOOKS).exists():  # not in every version before
+        files.append(webhooks)
     documents = [d for file in files for d in yaml.safe_load_all(file.read_text(encoding="utf-8")) if d]
     return [d for d in documents if policies or not d["kind"].startswith("MutatingAdmissionPolicy")]
 
