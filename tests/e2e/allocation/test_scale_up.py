@@ -94,7 +94,7 @@ def test_a_pod_for_nodes_that_are_not_there_is_reported_as_unschedulable(
         await eventually("the condition to say so", explained)
         overview = await status.look(cluster.api, [DEFAULT_DRIVER_NAME])
         (row,) = [row for row in overview.waiting if row.claim == f"{NAMESPACE}/a"]
-        assert "a node to be added" in row.reason
+        assert "autoscalers see the pod" in row.reason
 
     background.run(scenario())
 
