@@ -18,6 +18,11 @@ OPTIONAL = ("publish-node.yaml", "rdma.yaml")
 WEBHOOKS = "webhooks.yaml"
 
 
+def has_webhooks(deploy: Path) -> bool:
+    """Whether there are manifests of webhooks, as not in every version before."""
+    return (deploy / "optional" / WEBHOOKS).exists()
+
+
 def load(deploy: Path, *, policies: bool) -> list[dict[str, Any]]:
     """All documents that are installed, of the folder ``deploy``.
 
@@ -25,8 +30,8 @@ def load(deploy: Path, *, policies: bool) -> list[dict[str, Any]]:
         policies: whether the API server serves MutatingAdmissionPolicies; if not, webhooks take their place.
     """
     files = sorted((deploy / "manifests").rglob("*.yaml")) + [deploy / "optional" / name for name in OPTIONAL]
-    if not policies and (webhooks := deploy / "optional" / WEBHOOKS).exists():  # not in every version before
-        files.append(webhooks)
+    if not policies and has_webhooks(deploy):
+        files.append(deploy / "optional" / WEBHOOKS)
     documents = [d for file in files for d in yaml.safe_load_all(file.read_text(encoding="utf-8")) if d]
     return [d for d in documents if policies or not d["kind"].startswith("MutatingAdmissionPolicy")]
 
