@@ -197,17 +197,20 @@ async def allocates_as_the_server_lets_it(cluster: Cluster) -> ServerFeatures:
     async def published() -> bool:
         if not await every_node_published(cluster):
             return False
-        # Where an installation on the last release has brought what sets the gate, pools are open.
+        # Where what sets the gate is installed, pools are open.
         opened: set[str] = set()
         for inventory in (await cluster.api.list(DEVICE_INVENTORIES)).items:
             (condition,) = (c for c in inventory.status.conditions if c.type == "Published")
             gates_named = all(f"{gate}" in condition.message for gate in features.missing_gates())
             off = condition.reason == "FeatureGateDisabled"
             allocator = inventory.status.publication.allocator
-            if allocator not in (wanted, "open") or off is not bool(features.missing_gates()):
+            if allocator not in (wanted, "open"):
                 return False
             if allocator == "open":
+                # Nothing need be missing: it does without taints.
                 opened.add(inventory.spec.node_name)
+            elif off is not bool(features.missing_gates()):
+                return False
             if off and not gates_named:
                 return False
         slices = (await cluster.api.list(RESOURCE_SLICES)).items
