@@ -98,7 +98,7 @@ class LocalCluster:
         documents = manifests.load(deploy, policies=policies)
         file = self.node.etc / "driver.yaml"
         file.write_text(yaml.safe_dump_all(manifests.adapt(documents, image, self.files)))
-        if not policies and not manifests.has_webhooks(deploy):
+        if not manifests.has_webhooks(deploy):
             # What is left of a webhook of ours when its other fields go would be refused.
             for kind in ("mutatingwebhookconfiguration", "validatingwebhookconfiguration"):
                 self.kubectl("delete", "--ignore-not-found", kind, "dra-driver-admission")
