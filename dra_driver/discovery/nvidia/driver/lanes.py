@@ -180,7 +180,10 @@ class Lanes:
         return _Asked(self, lane, what, work).join(self.patience, answers)
 
     def _is_late(self, lane: str, answers: Answers[_T]) -> bool:
-        """Return whether a call about a GPU has not come back in time: no second thread goes its way."""
+        """Return whether a call about a GPU has not come back in time, and note it among the answers.
+
+        No second thread goes the way of the first.
+        """
         with self._changed:
             before = self._busy.get(lane)
         if before is None or time.monotonic() - before.began <= self.patience:
