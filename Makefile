@@ -137,7 +137,7 @@ page-test: $(STAMP) $(AXE) ## the controller's page in Chromium: layouts, keyboa
 manifests: $(STAMP) $(HELM) ## makes deploy/manifests and docs/helm-values.md from the Helm chart
 	@$(VENV_BIN)/python deploy/helm/make_manifests.py --helm $(HELM)
 
-account-table: $(STAMP) ## makes the tables of accounts in docs/security.md; BIN is a folder with etcd and kube-apiserver
+account-table: $(STAMP) ## makes the tables of accounts, tests/golden/account_tables.md; BIN is a folder with etcd and kube-apiserver
 	@DRA_K8S_BIN=$(BIN) WRITE_ACCOUNT_TABLE=1 $(VENV_BIN)/python -m pytest -q tests/policies/test_account_table_real.py
 
 wheel: $(STAMP) ## the wheel, into dist/: the driver with its manifests and examples

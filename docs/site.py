@@ -43,6 +43,7 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "deploy/examples": "examples/index.md",
     "deploy/workloads/README.md": "workloads/index.md",
+    "tests/golden/account_tables.md": "reference/accounts.md",
 }
 
 OBJECTS: dict[str, type[msgspec.Struct]] = {"DevicePolicy": DevicePolicy, "DeviceInventory": DeviceInventory}

@@ -1,4 +1,4 @@
-"""The table of docs/security.md says what a real API server of 1.36 answers (``DRA_K8S_BIN``).
+"""The tables of accounts say what a real API server of 1.36 answers (``DRA_K8S_BIN``).
 
 ``make account-table BIN=DIR`` writes it.
 """

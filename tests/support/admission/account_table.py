@@ -1,7 +1,7 @@
-"""The table of docs/security.md: what each account is let write, and by what a write is refused.
+"""The tables of accounts: what each account is let write, and by what a write is refused.
 
 Every write of ``policy_cases`` is tried by every account of the installation, and by a tenant with the roles
-``edit`` and ``view`` of Kubernetes in its own namespace. In the page is what a real API server answers.
+``edit`` and ``view`` of Kubernetes in its own namespace. The page, ``reference/accounts.md`` of the site, has what a real API server answers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from pathlib import Path
 from typing import Any
 
-from paths import PROJECT
+from paths import GOLDEN
 from policy_cases import (
     CLAIMS,
     CORE,
@@ -46,7 +46,7 @@ from dra_driver.kube import KubeApi
 
 __all__ = ["attempts", "committed", "joined", "labels", "page", "rights_of", "verdict", "write"]
 
-PAGE = PROJECT / "docs" / "security.md"
+PAGE = GOLDEN / "account_tables.md"
 BEGIN, END = "<!-- accounts -->\n", "<!-- /accounts -->\n"
 _READS = frozenset({"get", "list", "watch"})
 _NAMES = {CONTROLLER_ACCOUNT: "controller", AGENT_ACCOUNT: "agent"}
