@@ -1,7 +1,8 @@
 """The tables of accounts: what each account is let write, and by what a write is refused.
 
 Every write of ``policy_cases`` is tried by every account of the installation, and by a tenant with the roles
-``edit`` and ``view`` of Kubernetes in its own namespace. The page, ``reference/accounts.md`` of the site, has what a real API server answers.
+``edit`` and ``view`` of Kubernetes in its own namespace. The page ``reference/accounts.md`` of the site has
+what a real API server answers.
 """
 
 from __future__ import annotations
