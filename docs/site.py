@@ -30,6 +30,7 @@ from dra_driver.api.own.policy import DevicePolicy
 from dra_driver.cli import common
 from dra_driver.cli.display.helps import help_of
 from dra_driver.cli.main import COMMANDS
+from dra_driver.discovery import schema_docs
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "deploy" / "examples"
@@ -44,6 +45,10 @@ PAGES = {
     "deploy/examples": "examples/index.md",
     "deploy/workloads/README.md": "workloads/index.md",
     "tests/golden/account_tables.md": "reference/accounts.md",
+    # Code that a page of the reference is made of: a link to it leads there on the site.
+    "controller/observe/metrics.py": "reference/metrics.md",
+    "deploy/helm/dra-driver/files/alerts": "reference/alerts.md",
+    "dra_driver/discovery/nvidia/xids.py": "reference/xids.md",
 }
 
 OBJECTS: dict[str, type[msgspec.Struct]] = {"DevicePolicy": DevicePolicy, "DeviceInventory": DeviceInventory}
@@ -91,6 +96,7 @@ def main() -> None:
     write(out / "reference" / "metrics.md", "".join(metrics()))
     write(out / "reference" / "python.md", "".join(python_reference.page()))
     write(out / "reference" / "alerts.md", "".join(alerts()))
+    write(out / "reference" / "xids.md", xids())
     unreachable = sorted(set(map(str, _pages(out))) - set(_nav()))
     if unreachable:
         sys.exit(f"mkdocs.yml: nav lacks {', '.join(unreachable)}")
@@ -389,6 +395,16 @@ def alerts() -> Iterator[str]:
                     (f"`{rule['alert']}`", rule["labels"]["severity"], rule.get("for", "at once"), text)
                 )
     yield _table(("alert", "severity", "after", "says"), rows)
+
+
+def xids() -> str:
+    """What each XID of NVIDIA's means for the GPU."""
+    return (
+        "# XIDs of NVIDIA GPUs\n\nMade of the code. The source is NVIDIA's [XID catalogue]"
+        "(https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html) for Ampere and newer GPUs, "
+        "as of 2025-10-29; descriptions and effects are this driver's. How conditions end: "
+        f"[health](../observability.md#when-a-condition-ends).\n\n{schema_docs.xid_table()}\n"
+    )
 
 
 def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

@@ -83,7 +83,7 @@ _GPU: Final = ("nvml", "amdgpu", "intel")
 # Most important first: see the module's docstring for what this order decides.
 ATTRIBUTES = (
     AttributeSpec(
-        "type", "string", "gpu, mig, vf, partition or nic; accelerator where a description does not say", _ALL
+        "type", "string", "gpu, mig, vf, partition or nic; accelerator if a description names none", _ALL
     ),
     AttributeSpec(
         "vendor", "string", "nvidia, amd or intel; of a NIC also mellanox, amazon or broadcom", _ALL
@@ -106,35 +106,35 @@ ATTRIBUTES = (
     AttributeSpec(
         names.PCIE_ROOT,
         "string",
-        "PCIe root complex, for example pci0000:3a; of a NIC with ports on several functions a list",
+        "PCIe root complex, for example pci0000:3a; a list for a NIC with ports on several functions",
         _ALL,
     ),
     AttributeSpec(
-        names.NUMA_NODE, "int", "NUMA node; absent where the kernel says -1; a list like the root", _ALL
+        names.NUMA_NODE, "int", "NUMA node; absent if the kernel reports -1; can be a list as well", _ALL
     ),
     AttributeSpec(
         names.PASSTHROUGH,
         "bool",
-        "true where claims may have it as a bare PCI function: the agent, not a backend, tells it, with "
-        "`--passthrough` and where the IOMMU is on",
+        "true if claims can have it as a bare PCI function; set by the agent with `--passthrough` if the "
+        "IOMMU is on",
         (),
     ),
     AttributeSpec(
         "parentUUID",
         "string",
-        "of a partition: uuid of the device that it is cut from",
+        "partition: uuid of the device that it is cut from",
         ("nvml", "amdgpu"),
     ),
     AttributeSpec(
         "profile",
         "string",
-        "of a partition: the vendor's name of its kind, for example 1g.5gb or cpx-nps1",
+        "partition: the vendor's name of its kind, for example 1g.5gb or cpx-nps1",
         ("nvml", "amdgpu"),
     ),
     AttributeSpec(
         "physicalFunction",
         "string",
-        "of a virtual function: PCI address of the device that it belongs to",
+        "virtual function: PCI address of the device that it belongs to",
         ("intel", "rdma"),
     ),
     AttributeSpec(
@@ -160,11 +160,11 @@ ATTRIBUTES = (
     AttributeSpec("computePartition", "string", "AMD: spx, dpx, tpx, qpx or cpx", ("amdgpu",)),
     AttributeSpec("memoryPartition", "string", "AMD: nps1, nps2, nps4 or nps8", ("amdgpu",)),
     AttributeSpec("family", "string", "Intel: family of products, for example Data Center Flex", ("intel",)),
-    AttributeSpec("linkLayer", "string", "of a NIC: InfiniBand or Ethernet", ("rdma",)),
-    AttributeSpec("rdmaDevice", "string", "of a NIC: name of the RDMA device, for example mlx5_0", ("rdma",)),
-    AttributeSpec("netdev", "string", "of a NIC: name of the network interface", ("rdma",)),
-    AttributeSpec("nodeGUID", "string", "of a NIC: node GUID, for example 0a7f:bc12:45ef:d23b", ("rdma",)),
-    AttributeSpec("ports", "int", "of a NIC: number of ports", ("rdma",)),
+    AttributeSpec("linkLayer", "string", "NIC: InfiniBand or Ethernet", ("rdma",)),
+    AttributeSpec("rdmaDevice", "string", "NIC: name of the RDMA device, for example mlx5_0", ("rdma",)),
+    AttributeSpec("netdev", "string", "NIC: name of the network interface", ("rdma",)),
+    AttributeSpec("nodeGUID", "string", "NIC: node GUID, for example 0a7f:bc12:45ef:d23b", ("rdma",)),
+    AttributeSpec("ports", "int", "NIC: number of ports", ("rdma",)),
     AttributeSpec(
         "kernelDriver",
         "string",
@@ -197,14 +197,14 @@ ATTRIBUTES = (
     AttributeSpec(
         "sriovCapable", "bool", "whether virtual functions can be enabled on it", ("intel", "rdma")
     ),
-    AttributeSpec("firmwareVersion", "version", "of a NIC: version of the firmware", ("rdma",)),
-    AttributeSpec("hcaType", "string", "of a NIC: type of the adapter, for example MT4129", ("rdma",)),
-    AttributeSpec("boardID", "string", "of a NIC: the maker's id of the board", ("rdma",)),
+    AttributeSpec("firmwareVersion", "version", "NIC: version of the firmware", ("rdma",)),
+    AttributeSpec("hcaType", "string", "NIC: type of the adapter, for example MT4129", ("rdma",)),
+    AttributeSpec("boardID", "string", "NIC: the maker's id of the board", ("rdma",)),
 )
 
 CAPACITIES = (
     CapacitySpec("memory", Format.BINARY_SI, "bytes of device memory", _GPU),
-    CapacitySpec("bandwidth", Format.DECIMAL_SI, "of a NIC: bits per second of its active ports", ("rdma",)),
+    CapacitySpec("bandwidth", Format.DECIMAL_SI, "NIC: bits per second of its active ports", ("rdma",)),
     CapacitySpec(
         "multiprocessors",
         Format.DECIMAL_SI,

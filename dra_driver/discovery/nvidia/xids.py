@@ -61,10 +61,10 @@ class Ends(enum.Enum):
 class Effect(enum.Enum):
     """What an XID means for the GPU."""
 
-    IGNORE = "counted only"
-    APPLICATION = "a fault of a program: `info` for 10 minutes"
-    DOUBT = "not known: `degraded` for an hour, or until the driver asks for nothing"
-    DRIVER = "`degraded` until a reset, or until the driver asks for nothing"
+    IGNORE = "Counted only"
+    APPLICATION = "A program's fault: `info` for 10 minutes"
+    DOUBT = "Meaning unknown: `degraded` for an hour, or until the driver recommends no action"
+    DRIVER = "`degraded` until a reset, or until the driver recommends no action"
     RESET = "`degraded` until a reset"
     FAILED = "`failed` until a reset"
 

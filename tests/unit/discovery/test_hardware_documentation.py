@@ -70,21 +70,23 @@ def test_the_pages_are_drawn_from_the_code(capsys: pytest.CaptureFixture[str]) -
 
 def test_an_old_page_is_noticed_and_written_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "attributes.md").write_text("a\n<!-- tables -->\nold\n<!-- /tables -->\nb\n")
-    (tmp_path / "observability.md").write_text("a\n<!-- xids -->\nold\n<!-- /xids -->\nb\n")
     assert schema_docs.main([str(tmp_path), "--check"]) == 1
     said = capsys.readouterr().out
     assert "attributes.md: is old" in said
-    assert "observability.md: is old" in said
     assert schema_docs.main([str(tmp_path)]) == 0
     assert schema_docs.main([str(tmp_path), "--check"]) == 0
     text = (tmp_path / "attributes.md").read_text()
     assert text.startswith("a\n")
     assert text.endswith("\nb\n")
     assert "`architecture`" in text
-    assert (
-        "| 11, 32 | a program's push buffer is corrupt | `RESTART_APP` | a fault of a program"
-        in (tmp_path / "observability.md").read_text()
-    )
+
+
+def test_xids_are_listed_by_what_they_mean_for_the_gpu() -> None:
+    effects = dict(re.findall(r"(?ms)^## ([^\n]+)\n(.*?)(?=^## |\Z)", schema_docs.xid_table()))
+    faults = effects["A program's fault: `info` for 10 minutes"]
+    assert "| 11, 32 | a program's push buffer is corrupt | `RESTART_APP` |\n" in faults
+    assert "| 79 |" not in faults
+    assert "| 79 |" in effects["`failed` until a reset"]
 
 
 def test_the_table_says_who_tells_what(everything: list[tuple[str, str, DiscoveredDevice]]) -> None:
