@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from typing import Any
 from urllib.parse import urlsplit
@@ -10,6 +11,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 from apiserver_client import CONFIG_MAPS, PODS, Client, config_map, run
+from paths import PROJECT
 
 from dra_driver.errors import ConfigurationError
 from dra_driver.sim.apiserver import ApiServer
@@ -229,3 +231,10 @@ def test_a_server_that_refuses_its_plan_does_not_listen() -> None:
                 await session.get(server.url)
 
     asyncio.run(scenario())
+
+
+def test_the_code_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (PROJECT / "docs" / "faults.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(compile(code, "docs/faults.md", "exec"), {"__name__": "page"})
+    assert parse_faults(capsys.readouterr().out).faults
