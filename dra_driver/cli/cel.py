@@ -48,7 +48,7 @@ FAILURE: Final = 3
 """Exit status where the cluster cannot be read: 1 means that no device is selected."""
 
 _EPILOG = """examples:
-  dra-driver cel 'device.attributes["gpu.dra-driver.dev"].model == "H100-80GB-HBM3"'
+  dra-driver cel 'device.attributes["gpu.dra-driver.dev"].?model.orValue("") == "H100-80GB-HBM3"'
   dra-driver cel 'device.driver == "gpu.dra-driver.dev"' -f slices.yaml -o wide
 
 exit status: 0 a device is selected, 1 none is, 2 it is not a selector, 3 no cluster can be read
