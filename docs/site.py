@@ -48,6 +48,7 @@ PAGES = {
     # Code that a page of the reference is made of: a link to it leads there on the site.
     "controller/observe/metrics.py": "reference/metrics.md",
     "deploy/helm/dra-driver/files/alerts": "reference/alerts.md",
+    "dra_driver/discovery/core/schema.py": "reference/attributes.md",
     "dra_driver/discovery/nvidia/xids.py": "reference/xids.md",
 }
 
@@ -97,6 +98,7 @@ def main() -> None:
     write(out / "reference" / "python.md", "".join(python_reference.page()))
     write(out / "reference" / "alerts.md", "".join(alerts()))
     write(out / "reference" / "xids.md", xids())
+    write(out / "reference" / "attributes.md", attributes())
     unreachable = sorted(set(map(str, _pages(out))) - set(_nav()))
     if unreachable:
         sys.exit(f"mkdocs.yml: nav lacks {', '.join(unreachable)}")
@@ -397,13 +399,21 @@ def alerts() -> Iterator[str]:
     yield _table(("alert", "severity", "after", "says"), rows)
 
 
+def attributes() -> str:
+    """Every attribute and capacity of the schema."""
+    return (
+        "# All attributes and capacities\n\nMade of the code. How to use them: "
+        f"[attributes](../attributes.md).\n\n{schema_docs.schema_tables()}\n"
+    )
+
+
 def xids() -> str:
     """What each XID of NVIDIA's means for the GPU."""
     return (
         "# XIDs of NVIDIA GPUs\n\nMade of the code. The source is NVIDIA's [XID catalogue]"
         "(https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html) for Ampere and newer GPUs, "
         "as of 2025-10-29; descriptions and effects are this driver's. How conditions end: "
-        f"[health](../observability.md#when-a-condition-ends).\n\n{schema_docs.xid_table()}\n"
+        f"[health](../observability.md#when-a-condition-ends).\n\n{schema_docs.xid_tables()}\n"
     )
 
 

@@ -64,25 +64,20 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str,
     return devices
 
 
-def test_the_pages_are_drawn_from_the_code(capsys: pytest.CaptureFixture[str]) -> None:
-    assert schema_docs.main([str(DOCS), "--check"]) == 0, capsys.readouterr().out
-
-
-def test_an_old_page_is_noticed_and_written_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "attributes.md").write_text("a\n<!-- tables -->\nold\n<!-- /tables -->\nb\n")
-    assert schema_docs.main([str(tmp_path), "--check"]) == 1
-    said = capsys.readouterr().out
-    assert "attributes.md: is old" in said
-    assert schema_docs.main([str(tmp_path)]) == 0
-    assert schema_docs.main([str(tmp_path), "--check"]) == 0
-    text = (tmp_path / "attributes.md").read_text()
-    assert text.startswith("a\n")
-    assert text.endswith("\nb\n")
-    assert "`architecture`" in text
+def test_the_attributes_of_the_page_are_those_of_the_schema() -> None:
+    by = {spec.name: spec.by for spec in (*schema.ATTRIBUTES, *schema.CAPACITIES)}
+    rows = nonempty(re.findall(r"^\| `([^`]+)` \| (?:string|int|bool|version|quantity) \|", ATTRIBUTES, re.M))
+    assert [name for name in rows if name not in by] == []
+    tables = schema_docs.schema_tables()
+    assert [name for name in by if f"| `{name}` |" not in tables] == []
+    assert (
+        "| `nvlinkGroup` | string | the same for all devices of a node that NVLink connects | nvml |"
+        in tables
+    )
 
 
 def test_xids_are_listed_by_what_they_mean_for_the_gpu() -> None:
-    effects = dict(re.findall(r"(?ms)^## ([^\n]+)\n(.*?)(?=^## |\Z)", schema_docs.xid_table()))
+    effects = dict(re.findall(r"(?ms)^## ([^\n]+)\n(.*?)(?=^## |\Z)", schema_docs.xid_tables()))
     faults = effects["A program's fault: `info` for 10 minutes"]
     assert "| 11, 32 | a program's push buffer is corrupt | `RESTART_APP` |\n" in faults
     assert "| 79 |" not in faults

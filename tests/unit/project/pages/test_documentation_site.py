@@ -92,6 +92,7 @@ def test_the_reference_has_every_command_and_field(pages: Path) -> None:
     metrics = (pages / "reference" / "metrics.md").read_text()
     assert "`dra_driver_controller_allocations_total`" in metrics
     assert "`dra_driver_prepared_claims`" in metrics
+    assert "| `nvlinkGroup` | string |" in (pages / "reference" / "attributes.md").read_text()
     assert "## `failed` until a reset" in (pages / "reference" / "xids.md").read_text()
 
 
