@@ -63,16 +63,20 @@ def test_every_test_that_the_documentation_names_exists() -> None:
     assert sorted((page, name) for page, name in named if name not in known) == []
 
 
+def neighbours(page: str) -> list[list[str]]:
+    """Return the cells of each row of a page's table of what runs beside the driver."""
+    section = (ROOT / "docs" / page).read_text().partition("## Beside other controllers")[2]
+    lines = [line for line in section.partition("\n## ")[0].splitlines() if line.startswith("|")]
+    _, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return rows
+
+
 def test_each_neighbour_has_a_mode_a_way_and_a_test_or_is_said_to_have_none() -> None:
-    page = (ROOT / "docs" / "allocation-modes.md").read_text()
-    section = page.partition("## Beside other controllers")[2].partition("\n## ")[0]
-    rows = [[c.strip() for c in r.strip("|").split("|")] for r in section.splitlines() if r.startswith("|")]
-    _, _, *neighbours = rows
-    assert all(len(row) == 4 and row[1] and row[2] for row in neighbours)
-    assert all(re.search(r"`test_\w+`|not tested here", row[3]) for row in neighbours)
-    known = {
-        name for row in neighbours for name in re.findall(r"[A-Z]\w+|autoscaler|volumes|affinity", row[0])
-    }
+    for_users, proofs = neighbours("allocation-modes.md"), neighbours("safety-proofs.md")
+    assert [row[:2] for row in for_users] == [row[:2] for row in proofs]
+    assert all(len(row) == 3 and row[1] and row[2] for row in for_users)
+    assert all(re.search(r"`test_\w+`|not tested here", row[2]) for row in proofs)
+    known = {name for row in proofs for name in re.findall(r"[A-Z]\w+|autoscaler|volumes|affinity", row[0])}
     batch = {"Kueue", "Volcano", "KAI", "JobSet", "LeaderWorkerSet", "PodGroup"}
     assert known >= batch | {"autoscaler", "Karpenter", "affinity", "volumes"}
 
