@@ -63,6 +63,8 @@ class Timings:
             write.
         preempt: for which a pod waits before others are preempted for it, so that what passes has passed.
         probe: between two questions which fields the API server keeps: its upgrade changes that.
+        agent: for which the agent of a node must be away until that is shown: longer than a restart, and than
+            what an agent takes to ask again for slices that somebody has deleted.
         review: in which an admission review must be received and judged. The API server has given up by
             then; a request that holds its place for longer holds it from others.
     """
@@ -77,6 +79,7 @@ class Timings:
     settle: float = 0.5
     preempt: float = 3.0
     probe: float = 30.0
+    agent: float = 20.0
     review: float = float(TIMEOUT_SECONDS)
 
 

@@ -11,6 +11,7 @@ import structlog
 
 from controller.assembly.environment import Environment, State
 from controller.observe.metrics import Metrics
+from controller.publish.agents import NodeAgents
 from controller.publish.dropped import DroppedCapacity, advice_to_administrators
 from controller.publish.extended_resources import ExtendedResources
 from controller.publish.former_recalls import FormerRecalls
@@ -50,6 +51,7 @@ class Publishing:
     grants: PoolGrants | None
     guard: GuardKeeper | None
     former_recalls: FormerRecalls
+    agents: NodeAgents
 
     @classmethod
     def of(cls, env: Environment, state: State) -> Publishing:
@@ -103,10 +105,22 @@ class Publishing:
         env.metrics.watch_dropped_capacity(dropped.count)
         gone_claims = GoneClaimWriter(client, state.gone_claims, informers.inventories)
         env.metrics.watch_gone_claims(state.gone_claims.__len__)
-        for queue in (publisher.queue, policies.queue, gone_claims.queue):
+        agents = NodeAgents(
+            client,
+            clock,
+            recorder,
+            config.drivers,
+            inventories=informers.inventories,
+            nodes=informers.nodes,
+            slices=informers.slices,
+            slices_of=lambda pool: informers.slices.by_index(POOL_INDEX, pool),
+            seconds=config.timings.agent,
+        )
+        env.metrics.watch_agents(agents.count)
+        for queue in (publisher.queue, policies.queue, gone_claims.queue, agents.queue):
             env.metrics.watch_queue(queue.name, queue.__len__)
         former = FormerRecalls(client, config.namespace, config.drivers, informers.inventories)
-        return cls(policies, publisher, gated, gone_claims, grants, guard, former)
+        return cls(policies, publisher, gated, gone_claims, grants, guard, former, agents)
 
     async def probe(self, metrics: Metrics) -> None:
         """Ask the API server which fields it keeps, until it answers: that decides who allocates."""
@@ -130,6 +144,7 @@ class Publishing:
         tasks.create_task(self.publisher.follow_server())
         tasks.create_task(self.policies.run())
         tasks.create_task(self.gone_claims.run())
+        tasks.create_task(self.agents.run())
         if self.gated is not None:
             tasks.create_task(self.gated.run())
         tasks.create_task(self.former_recalls.run())
@@ -141,6 +156,7 @@ class Publishing:
         self.publisher.queue.close()
         self.policies.queue.close()
         self.gone_claims.queue.close()
+        self.agents.queue.close()
 
 
 def _gates(env: Environment, state: State) -> tuple[PoolGates, PoolGrants | None]:

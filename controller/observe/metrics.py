@@ -20,6 +20,7 @@ from dra_driver.api.server.watch import WatchEvent
 from dra_driver.errors import ApiError, ApiUnavailable
 from dra_driver.fleet import ShapeCount
 from dra_driver.kube import Call, DelegatingClient
+from dra_driver.ownership import AgentState
 from dra_driver.ports import KubeClient
 from dra_driver.publishing.grants import GrantState
 
@@ -113,6 +114,14 @@ class Metrics:
         self.outdated_answers = Counter(
             f"{prefix}_outdated_answers",
             "Decisions that were not put into effect because what they rest on had changed.",
+            registry=self.registry,
+        )
+        self._agents = Gauge(
+            f"{prefix}_agents",
+            "Node agents, by the condition Registered of their DeviceInventories: registered, gone (ended, "
+            "and the kubelet has withdrawn the devices), not_registered (ended, and has said so), "
+            "node_not_ready.",
+            ["state"],
             registry=self.registry,
         )
         self.worker_restarts = Counter(
@@ -319,6 +328,11 @@ class Metrics:
     def watch_gone_claims(self, count: Callable[[], float]) -> None:
         """Read how many claims that are gone keep devices whenever metrics are read."""
         self._gone_claims.set_function(count)
+
+    def watch_agents(self, count: Callable[[AgentState], float]) -> None:
+        """Read how many node agents are in each state whenever metrics are read."""
+        for state in AgentState:
+            self._agents.labels(state.name.lower()).set_function(functools.partial(count, state))
 
     def watch_grants(self, pods: Callable[[], float], count: Callable[[GrantState], float]) -> None:
         """Read for how many pods devices are granted, and how many units, whenever metrics are read."""

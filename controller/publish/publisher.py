@@ -36,6 +36,7 @@ from dra_driver.kube import EventRecorder, Handler, Informer, WorkQueue
 from dra_driver.kube.features import KeptFields
 from dra_driver.kube.slices import AlteredByServer, show
 from dra_driver.ownership import (
+    AGENT_CONDITION,
     PoolAllocator,
     PoolID,
     newest_devices,
@@ -480,6 +481,7 @@ def _same_for_publishing(old: DeviceInventory, new: DeviceInventory) -> bool:
 
     def facts(inventory: DeviceInventory) -> tuple[object, ...]:
         meta, status = inventory.metadata, inventory.status
-        return meta.owner_references, status.registration, status.publication, status.conditions
+        said = tuple(c for c in status.conditions if c.type != AGENT_CONDITION)
+        return meta.owner_references, status.registration, status.publication, said
 
     return old.metadata.generation == new.metadata.generation and facts(old) == facts(new)

@@ -14,7 +14,7 @@ from dra_driver.api.resource import ResourceClaim
 from dra_driver.fleet.history import History, Subject
 from dra_driver.fleet.views import holders_of
 from dra_driver.fleet.waiting import waiting_condition
-from dra_driver.ownership import PoolID, pool_of_inventory
+from dra_driver.ownership import PoolID, is_ready, pool_of_inventory
 
 __all__ = ["Observer", "device_subject", "node_trouble"]
 
@@ -54,8 +54,7 @@ def device_subject(pool: PoolID, device: str) -> Subject:
 
 def node_trouble(node: Node) -> str:
     """Return why a node takes no pods, for people; empty where it does."""
-    ready = next((c.get("status") for c in node.status.conditions if c.get("type") == "Ready"), "True")
-    troubles = [] if ready == "True" else ["not ready"]
+    troubles = [] if is_ready(node) else ["not ready"]
     return ", ".join([*troubles, *(["cordoned"] if node.spec.unschedulable else [])])
 
 

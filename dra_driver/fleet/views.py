@@ -12,7 +12,7 @@ from dra_driver.api.meta import ObjectKey
 from dra_driver.api.names import CLAIM_GONE_IN_USE
 from dra_driver.api.own.inventory import DeviceInventory
 from dra_driver.api.resource import Device, DeviceAttribute, ResourceClaim, ResourceSlice
-from dra_driver.ownership import PoolID, newest_generation
+from dra_driver.ownership import AGENT_CONDITION, PoolID, newest_generation, shown_agent_state
 from dra_driver.resourceclaim import consumer_names
 from dra_driver.resourceslice import HEALTH_TAINT
 
@@ -209,9 +209,11 @@ def _notes(inventory: DeviceInventory | None) -> tuple[str, ...]:
     if inventory is None:
         return ()
     notes = [
-        f"{c.reason}: {c.message}" for c in inventory.status.conditions if c.reason not in ("Published", "")
+        f"{c.reason}: {c.message}"
+        for c in inventory.status.conditions
+        if c.reason not in ("Published", "") and (c.type, c.status) != (AGENT_CONDITION, "True")
     ]
-    if not inventory.status.registration.registered:
+    if shown_agent_state(inventory) is None and not inventory.status.registration.registered:
         notes.append("the kubelet does not know the node's plugin")
     kept = [
         f"{d.name}: {h.message}"

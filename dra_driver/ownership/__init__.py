@@ -5,6 +5,15 @@ These are rules of safety: each stands here once. Pure, and built on the API typ
 
 from __future__ import annotations
 
+from dra_driver.ownership.agents import (
+    AGENT_CONDITION,
+    AgentState,
+    agent_condition,
+    agent_state,
+    is_ready,
+    lacks_slices,
+    shown_agent_state,
+)
 from dra_driver.ownership.grants import (
     MAX_GRANT_BYTES,
     MAX_LISTED,
@@ -51,6 +60,7 @@ from dra_driver.ownership.units import devices_in, unit_of, units
 from dra_driver.ownership.versions import is_newer
 
 __all__ = [
+    "AGENT_CONDITION",
     "CREATED_BY_CONTROLLER",
     "CREATED_BY_NODE",
     "MAX_GRANT_BYTES",
@@ -59,11 +69,14 @@ __all__ = [
     "PROTECTION_TAINT",
     "SHARE",
     "VARIABLES",
+    "AgentState",
     "AllocatorRecord",
     "Grants",
     "PoolAllocator",
     "PoolID",
     "admitted",
+    "agent_condition",
+    "agent_state",
     "allocating_pools",
     "bare_devices",
     "blocks",
@@ -78,6 +91,8 @@ __all__ = [
     "is_newer",
     "is_owned_by",
     "is_published_by_node",
+    "is_ready",
+    "lacks_slices",
     "missing_slices",
     "newest_devices",
     "newest_generation",
@@ -89,6 +104,7 @@ __all__ = [
     "raw_publication",
     "recorded_allocator",
     "refusal_of",
+    "shown_agent_state",
     "slice_name",
     "slices_of_node",
     "tolerates",

@@ -38,7 +38,6 @@ __all__ = [
     "asks_again",
     "confirmed",
     "epoch_state",
-    "lacks_slices",
 ]
 
 
@@ -146,12 +145,3 @@ def confirmed(held: Registration, *, registered: bool | None, anew: bool) -> Reg
 def asks_again(held: Registration) -> Registration:
     """Return the registration of a plugin that is registered and whose slices are gone."""
     return msgspec.structs.replace(held, epoch=held.epoch + 1)
-
-
-def lacks_slices(registration: Registration, publication: Publication, present: Collection[str]) -> bool:
-    """Whether slices that were published for the present epoch are gone although the plugin is registered."""
-    return (
-        registration.registered
-        and publication.epoch == registration.epoch
-        and bool(missing_slices(publication, present))
-    )

@@ -39,6 +39,7 @@ from dra_driver.discovery import DRIVER_ABSENT, BackendReport
 from dra_driver.errors import Conflict, DraError, NotFound
 from dra_driver.kube import Backoff, Handler, Informer, SystemClock
 from dra_driver.kube.clock import rfc3339
+from dra_driver.ownership import lacks_slices
 from dra_driver.ports import Clock, KubeClient
 from dra_driver.publishing import conditions, epochs
 from kubelet_plugin.core.endurance import endure
@@ -432,7 +433,7 @@ class InventoryKeeper:
 
     def _is_missing(self, inventory: DeviceInventory, names: frozenset[str]) -> bool:
         status = inventory.status
-        return self._registration.live and epochs.lacks_slices(status.registration, status.publication, names)
+        return self._registration.live and lacks_slices(status.registration, status.publication, names)
 
 
 def _bounded(device: InventoryDevice) -> InventoryDevice:

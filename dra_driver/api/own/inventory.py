@@ -339,10 +339,11 @@ class GoneClaim(Wire, frozen=True, kw_only=True):
 class DeviceInventoryStatus(Wire, frozen=True, kw_only=True):
     """``publication`` and ``conditions`` belong to the publisher of the slices, the rest to the plugin.
 
-    One condition is the plugin's: ``Discovered``, which is there once a backend has been in trouble.
+    One condition is the plugin's: ``Discovered``, which is there once a backend has been in trouble. Another
+    is the controller's, whoever publishes: ``Registered``, whether the plugin is there.
 
     Attributes:
-        conditions: ``Published`` of the publisher, ``Discovered`` of the plugin.
+        conditions: ``Published`` of the publisher, ``Discovered`` of the plugin, ``Registered``.
         gone_claims: whose devices stay taken.
     """
 

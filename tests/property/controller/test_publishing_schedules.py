@@ -24,7 +24,7 @@ from dra_driver.api.own.inventory import (
     inventory_name,
 )
 from dra_driver.api.resource import Device, DeviceTaint, ResourcePool, ResourceSlice, ResourceSliceSpec
-from dra_driver.ownership import AllocatorRecord, PoolAllocator
+from dra_driver.ownership import AllocatorRecord, PoolAllocator, lacks_slices
 from dra_driver.publishing import (
     Announce,
     DeleteSlice,
@@ -42,7 +42,6 @@ from dra_driver.publishing.epochs import (
     EpochState,
     asks_again,
     confirmed,
-    lacks_slices,
 )
 from dra_driver.publishing.freeze import Freeze, FreezeEffect, FreezeState
 from dra_driver.publishing.grants import PoolKind

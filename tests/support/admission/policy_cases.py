@@ -459,7 +459,7 @@ def _events() -> Iterator[Write]:
     def create(what: str, by: str, component: str, kind: str, about: str, refused: str = "") -> Write:
         return Write(what, by, "POST", EVENTS, event("new", component, kind, about), refused)
 
-    for kind in ("Pod", "ResourceClaim", "ResourceClaimTemplate", "DeviceInventory", "DevicePolicy"):
+    for kind in ("Node", "Pod", "ResourceClaim", "ResourceClaimTemplate", "DeviceInventory", "DevicePolicy"):
         yield create(f"speaks about a {kind}", "controller", controller, kind, "x")
     yield create("speaks about its node", "agent", agent, "Node", NODE)
     yield create("speaks about a pod", "agent", agent, "Pod", "gated")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dra_driver.api.own.inventory import Publication, Registration
-from dra_driver.ownership import AllocatorRecord, PoolAllocator
+from dra_driver.ownership import AllocatorRecord, PoolAllocator, lacks_slices
 from dra_driver.publishing.epochs import (
     EPOCH_TRANSITIONS,
     EpochEffect,
@@ -16,7 +16,6 @@ from dra_driver.publishing.epochs import (
     asks_again,
     confirmed,
     epoch_state,
-    lacks_slices,
 )
 from dra_driver.publishing.freeze import (
     FREEZE_TRANSITIONS,

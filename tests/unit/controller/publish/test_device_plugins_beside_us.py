@@ -25,6 +25,7 @@ from dra_driver.api.own.policy import DEVICE_POLICIES
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.kube import EventRecorder, Informer
 from dra_driver.ownership import PoolAllocator
+from dra_driver.publishing import conditions
 
 GPU = "nvidia.com/gpu"
 OWN = "example.com/gpu"
@@ -70,7 +71,8 @@ def published(made: FakeClient, node: str = "n1") -> tuple[str, str, int]:
 
 
 def message(made: FakeClient, node: str = "n1") -> str:
-    (condition,) = made.obj(DEVICE_INVENTORIES, inventory_name(node, DRIVER)).status.conditions
+    present = made.obj(DEVICE_INVENTORIES, inventory_name(node, DRIVER)).status.conditions
+    (condition,) = (c for c in present if c.type == conditions.PUBLISHED)
     return str(condition.message)
 
 

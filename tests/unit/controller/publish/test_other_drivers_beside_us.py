@@ -20,7 +20,7 @@ from dra_driver.api.own.inventory import DEVICE_INVENTORIES, DeviceInventory, in
 from dra_driver.api.own.policy import DEVICE_POLICIES
 from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.ownership import PoolAllocator
-from dra_driver.publishing import LEAVING_SECONDS
+from dra_driver.publishing import LEAVING_SECONDS, conditions
 
 OTHER = "gpu.other.example"
 BUS_ID = "resource.kubernetes.io/pciBusID"
@@ -65,12 +65,13 @@ def inventory_of(made: FakeClient, node: str = "n1", driver: str = DRIVER) -> De
 def published(made: FakeClient, node: str = "n1", driver: str = DRIVER) -> tuple[str, set[str]]:
     """Reason of the condition, and names of the devices in slices."""
     slices = [s for s in made.all(RESOURCE_SLICES) if (s.spec.node_name, s.spec.driver) == (node, driver)]
-    reason = next((c.reason for c in inventory_of(made, node, driver).status.conditions), "")
+    present = inventory_of(made, node, driver).status.conditions
+    reason = next((c.reason for c in present if c.type == conditions.PUBLISHED), "")
     return reason, {d.name for s in slices for d in s.spec.devices}
 
 
 def message(made: FakeClient, node: str = "n1") -> str:
-    (condition,) = inventory_of(made, node).status.conditions
+    (condition,) = (c for c in inventory_of(made, node).status.conditions if c.type == conditions.PUBLISHED)
     return str(condition.message)
 
 
