@@ -8,12 +8,12 @@ from controller.allocate.answers.journal import Journal
 from controller.allocate.attempts import Attempt, Attempts
 from controller.allocate.decide import GroupMembers, PodExpected, PodID, claims_of, is_finished, node_of
 from controller.allocate.reporting import AllocationReports
-from controller.allocate.state.assume_cache import AssumeCache
+from controller.allocate.state.known_pods import KnownPods
 from controller.allocate.wakeups import Wakeups
 from controller.allocate.writer import Writer
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import Uid
-from dra_driver.kube import Handler, Informer
+from dra_driver.kube import Handler
 from dra_driver.ports import Clock
 from dra_driver.resourceclaim import is_gated, is_served
 from dra_driver.trimming import MOST_GATES
@@ -26,7 +26,6 @@ class HandOver:
 
     def __init__(
         self,
-        assume_cache: AssumeCache,
         journal: Journal,
         attempts: Attempts,
         wakeups: Wakeups,
@@ -34,10 +33,9 @@ class HandOver:
         reports: AllocationReports,
         clock: Clock,
         schedulers: Collection[str],
-        pods: Informer[Pod],
+        pods: KnownPods,
     ) -> None:
         """Connect the parts; they are those of ``Allocator``."""
-        self._assume_cache = assume_cache
         self._journal = journal
         self._attempts = attempts
         self._wakeups = wakeups
@@ -47,7 +45,7 @@ class HandOver:
         self._schedulers = schedulers
         self._pods = pods
         self._ungated: set[Uid] = set()
-        pods.add_handler(Handler(deleted=lambda pod: self._ungated.discard(pod.metadata.uid)))
+        pods.follow(Handler(deleted=lambda pod: self._ungated.discard(pod.metadata.uid)))
 
     async def proceed(self, pod: Pod) -> None:
         """Hand a pod over to kube-scheduler, if that has not been done."""
@@ -64,10 +62,9 @@ class HandOver:
 
     def _begin(self, pod: Pod) -> Attempt | None:
         """Begin the attempt of a pod whose claims are allocated already: shared ones, or after a restart."""
-        claims = [self._assume_cache.get(key) for key in claims_of(pod)]
-        allocations = [c.status.allocation for c in claims if c is not None]
+        allocations = [c.status.allocation for c in self._pods.claims(pod)]
         nodes = [node_of(a) for a in allocations if a is not None]
-        complete = len(nodes) == len(claims) and not self._wakeups.lacks_devices(pod)
+        complete = len(nodes) == len(list(claims_of(pod))) and not self._pods.lacks_devices(pod)
         node = next((n for n in nodes if n is not None), None)
         if pod.spec.node_name or node is None or not complete or not is_served(pod, self._schedulers):
             return None
@@ -91,10 +88,10 @@ class HandOver:
         """
         waiting = set(group.waiting)
         for pod_id in group.pods:
-            pod = self.pod(pod_id)
+            pod = self._pods.find(pod_id)
             if pod is None or is_finished(pod) or pod_id in waiting:
                 continue
-            if not (pod_id in written and self._wakeups.lacks_devices(pod)):
+            if not (pod_id in written and self._pods.lacks_devices(pod)):
                 await self.proceed(pod)
 
     async def ungate(self, pod: Pod) -> None:
@@ -113,12 +110,7 @@ class HandOver:
     def served(self, pod: Pod) -> None:
         """Note that a pod waits no longer."""
         self._wakeups.served(pod.key)
-        self._reports.served(pod, allocated=not self._wakeups.lacks_devices(pod))
-
-    def pod(self, pod_id: PodID) -> Pod | None:
-        """Return the pod as it is now, if it is still there."""
-        pod = self._pods.get(pod_id.key)
-        return pod if pod is not None and pod.metadata.uid == pod_id.uid else None
+        self._reports.served(pod, allocated=not self._pods.lacks_devices(pod))
 
     def expect(self, pod: Pod, node: str | None) -> None:
         """Note on which node the pod will run; None: nowhere."""

@@ -29,7 +29,7 @@ from controller.allocate.decide import (
     called,
     claims_of,
     has_no_node,
-    is_finished,
+    is_ending,
     rank_of_group,
 )
 from controller.allocate.granting import Granter
@@ -37,6 +37,7 @@ from controller.allocate.handover import HandOver
 from controller.allocate.reporting import AllocationReports
 from controller.allocate.settling import Settling
 from controller.allocate.state.assume_cache import AssumeCache
+from controller.allocate.state.known_pods import KnownPods
 from controller.allocate.wakeups import Wakeups
 from controller.allocate.writer import Writer
 from controller.observe.tracing import span
@@ -45,7 +46,6 @@ from dra_driver.api.meta import ObjectKey
 from dra_driver.api.resource import ResourceClaim, ResourceClaimConsumerReference
 from dra_driver.api.scheduling import PodGroup
 from dra_driver.errors import ApiError
-from dra_driver.kube import Informer
 from dra_driver.ownership import PoolAllocator
 from dra_driver.ports import Clock
 from dra_driver.resourceclaim import consumer_of, foreign_gates, is_gated, is_served, uses_claims
@@ -81,7 +81,7 @@ class Allocator:
         mode: Callable[[], PoolAllocator],
         schedulers: Collection[str],
         groups: GroupFinder,
-        pods: Informer[Pod],
+        pods: KnownPods,
         granter: Granter | None = None,
     ) -> None:
         """Connect the parts.
@@ -115,10 +115,8 @@ class Allocator:
         self._groups = groups
         self._pods = pods
         self._granter = granter
-        self._hand_over = HandOver(
-            assume_cache, journal, attempts, wakeups, writer, reports, clock, schedulers, pods
-        )
-        self._settling = Settling(attempts, groups, assume_cache, pods)
+        self._hand_over = HandOver(journal, attempts, wakeups, writer, reports, clock, schedulers, pods)
+        self._settling = Settling(attempts, groups, pods)
 
     def reason(self, pod: ObjectKey) -> str:
         """Return why a pod waits; empty where it does not."""
@@ -154,7 +152,7 @@ class Allocator:
             return
         self._wakeups.passed.discard(key)
         self._wakeups.lacking_volumes.discard(key)
-        if is_finished(pod) or pod.metadata.deletion_timestamp:
+        if is_ending(pod):
             self._hand_over.served(pod)
             return
         needs_devices = uses_claims(pod) or self._wants_grant(pod)
@@ -215,7 +213,7 @@ class Allocator:
 
     def _may_be_allocated(self, pod: Pod, lane: Lane) -> bool:
         """Return whether claims of a pod may be allocated now; see to it that it is looked at again."""
-        lacks = self._wakeups.lacks_devices(pod)
+        lacks = self._pods.lacks_devices(pod)
         if pod.metadata.uid in self._wakeups.seen_bound or not (lacks or self._wants_grant(pod)):
             return True
         if lane is Lane.FAST and self._wakeups.must_wait(pod.key):
@@ -360,12 +358,12 @@ class Allocator:
                 # disjoint, and the claim is written under its resourceVersion.
                 await self._hand_over.ungate(pod)
         if answer.group is not None and not answer.remembered:
-            await self._reports.refused_group(pod, answer.group, refusal, self._hand_over.pod)
+            await self._reports.refused_group(pod, answer.group, refusal, self._pods.find)
 
     def _rank_of(self, group: GroupMembers | None) -> Rank | None:
         """Return the rank of a group; None where there is none, or the answer does not name its pods."""
         ids = group.pods if group is not None else ()
-        members = [p for p in map(self._hand_over.pod, ids) if p is not None]
+        members = [p for p in map(self._pods.find, ids) if p is not None]
         return rank_of_group(members, group.priority) if group is not None and members else None
 
     # --- allocations ----------------------------------------------------------------------------------------
@@ -397,7 +395,7 @@ class Allocator:
         Raises:
             ApiError: of the first one that was refused.
         """
-        found = [(self._hand_over.pod(pod_id), write) for pod_id, write in decision.writes]
+        found = [(self._pods.find(pod_id), write) for pod_id, write in decision.writes]
         writes = [(pod, write) for pod, write in found if pod is not None]
         if len(writes) < len(found):
             self._decider.release(answered)

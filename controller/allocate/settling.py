@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from controller.allocate.attempts import Attempts
-from controller.allocate.decide import GroupFinder, PodID, claims_of
-from controller.allocate.state.assume_cache import AssumeCache
+from controller.allocate.decide import GroupFinder
+from controller.allocate.state.known_pods import KnownPods
 from dra_driver.api.core import Pod
 from dra_driver.api.names import CLAIM_FINALIZER
-from dra_driver.kube import Informer
 
 __all__ = ["Settling"]
 
@@ -18,16 +17,12 @@ class Settling:
     Args:
         attempts: what kube-scheduler was last seen to do with pods.
         groups: finds the other members of a pod's group.
-        assume_cache: the claims.
         pods: all namespaces.
     """
 
-    def __init__(
-        self, attempts: Attempts, groups: GroupFinder, assume_cache: AssumeCache, pods: Informer[Pod]
-    ) -> None:
+    def __init__(self, attempts: Attempts, groups: GroupFinder, pods: KnownPods) -> None:
         self._attempts = attempts
         self._groups = groups
-        self._assume_cache = assume_cache
         self._pods = pods
 
     def seconds(self, pod: Pod, now: float) -> float:
@@ -47,14 +42,9 @@ class Settling:
 
     def _alone(self, pod: Pod, now: float) -> float:
         """Return for how many seconds kube-scheduler may be binding a pod that uses claims of this one."""
-        claims = [c for key in claims_of(pod) if (c := self._assume_cache.get(key)) is not None]
-        pending = [c for c in claims if c.status.allocation is None]
+        pending = [c for c in self._pods.claims(pod) if c.status.allocation is None]
         was_allocated = any(CLAIM_FINALIZER in (c.metadata.finalizers or ()) for c in pending)
         self._attempts.look(pod, now, was_allocated=was_allocated)
         if not self._attempts.may_be_unsettled(now):
             return 0.0
-        return max((self._attempts.unsettled_user(c.key, self._find, now) for c in pending), default=0.0)
-
-    def _find(self, pod_id: PodID) -> Pod | None:
-        pod = self._pods.get(pod_id.key)
-        return pod if pod is not None and pod.metadata.uid == pod_id.uid else None
+        return max((self._attempts.unsettled_user(c.key, self._pods.find, now) for c in pending), default=0.0)

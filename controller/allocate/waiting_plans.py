@@ -6,7 +6,7 @@ from typing import Final
 
 from controller.allocate.answers.decider import Answers, WorkerEnded
 from controller.allocate.answers.journal import Journal
-from controller.allocate.decide import PodID, is_finished
+from controller.allocate.decide import PodID, is_ending
 from controller.allocate.plans import PlanQuestion
 from controller.web import Planned
 from dra_driver.api.core import Pod
@@ -42,9 +42,8 @@ class WaitingPlans:
         found = self._pods.get(pod)
         if found is None or not found.spec.resource_claims:
             return None
-        gone = is_finished(found) or bool(found.metadata.deletion_timestamp)
         running = bool(found.spec.node_name) and found.status.phase == "Running"
-        return None if gone or running else found.metadata.uid
+        return None if is_ending(found) or running else found.metadata.uid
 
     async def ask(self, pod: ObjectKey, uid: Uid) -> Planned:
         """See ``PlanSource.ask``."""

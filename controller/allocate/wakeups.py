@@ -36,6 +36,7 @@ from controller.allocate.decide import (
 from controller.allocate.pending import PendingPods
 from controller.allocate.signal import Signal
 from controller.allocate.state.assume_cache import AssumeCache
+from controller.allocate.state.known_pods import KnownPods
 from controller.allocate.state.pool_owners import CurrentOwners
 from controller.allocate.walks import Walks
 from controller.config import Timings
@@ -124,6 +125,7 @@ class Wakeups:
         self._deallocator = deallocator
         self._taken_back = taken_back
         self._informer = pods
+        self._known = KnownPods(pods, assume_cache)
         self.groups_of = groups_of
         self._passed_at = (PoolAllocator.CONTROLLER, -1)
         self._timer: asyncio.TimerHandle | None = None
@@ -291,20 +293,12 @@ class Wakeups:
 
     def _waits_for_devices(self, pod: Pod) -> bool:
         waits = not (pod.spec.node_name or foreign_gates(pod) or pod.key in self.passed)
-        return waits and uses_claims(pod) and (is_gated(pod) or self.lacks_devices(pod))
-
-    def lacks_devices(self, pod: Pod) -> bool:
-        """Return whether a claim of the pod is not allocated, nor being written."""
-        claims = map(self._assume_cache.get, claims_named(pod))
-        return not is_finished(pod) and any(
-            c is not None and c.status.allocation is None and not self._assume_cache.is_assumed(c)
-            for c in claims
-        )
+        return waits and uses_claims(pod) and (is_gated(pod) or self._known.lacks_devices(pod))
 
     def _look_first(self, key: ObjectKey) -> None:
         """Look first at a pod that kube-scheduler bound, if it has no devices: its kubelet waits for them."""
         pod = self._informer.get(key)
-        if pod is not None and pod.metadata.uid in self.seen_bound and self.lacks_devices(pod):
+        if pod is not None and pod.metadata.uid in self.seen_bound and self._known.lacks_devices(pod):
             self.without_devices.add(pod.metadata.uid)
             self.queue.add_first(pod.key)
 

@@ -114,12 +114,10 @@ class Allocation:
             mode,
             config.schedulers,
             groups,
-            informers.pods,
+            state.pods,
             granter,
         )
-        unused = UnusedAllocations(
-            config.schedulers, informers.pods, assume_cache, owners, deallocator, wakeups
-        )
+        unused = UnusedAllocations(config.schedulers, state.pods, assume_cache, owners, deallocator, wakeups)
         tentative = TentativeAllocations(
             config.binding_seconds,
             attempts,
@@ -134,7 +132,7 @@ class Allocation:
             metrics,
             env.clock,
             groups,
-            informers.pods,
+            state.pods,
         )
         metrics.watch_unbound(attempts.__len__)
         doubles = doubles_of(env, state, deallocator)
@@ -146,14 +144,13 @@ class Allocation:
             config.starvation_seconds,
             decider,
             state.journal,
-            assume_cache,
             owners,
             wakeups,
             taken_back,
             SetAsideCondition(env.client, env.clock, informers.pods),
             env.recorder,
             env.clock,
-            informers.pods,
+            state.pods,
             informers.nodes,
             groups.key_of,
         )

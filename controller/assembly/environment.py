@@ -12,6 +12,7 @@ from controller.allocate.signal import Signal
 from controller.allocate.state.assume_cache import AssumeCache
 from controller.allocate.state.following import follow
 from controller.allocate.state.gone_claims import GoneClaims
+from controller.allocate.state.known_pods import KnownPods
 from controller.allocate.state.pool_owners import CurrentOwners
 from controller.allocate.state.pool_states import PoolStates
 from controller.allocate.worker.child import Child, WorkerChild
@@ -80,6 +81,7 @@ class State:
         answers: what pods get.
         assume_cache: claims, and what is taken.
         gone_claims: what claims keep that are gone.
+        pods: with their claims.
         pools: what publishing says to allocating.
         owners: whose pools are.
         freed: devices may have become free.
@@ -91,6 +93,7 @@ class State:
     answers: Answers
     assume_cache: AssumeCache
     gone_claims: GoneClaims
+    pods: KnownPods
     pools: PoolStates
     owners: CurrentOwners
     freed: Signal[[]]
@@ -144,6 +147,7 @@ class State:
             answers=answers,
             assume_cache=assume_cache,
             gone_claims=gone_claims,
+            pods=KnownPods(informers.pods, assume_cache),
             pools=pools,
             owners=owners,
             freed=freed,

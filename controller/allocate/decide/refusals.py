@@ -11,7 +11,7 @@ from controller.allocate.decide.nodes.signatures import signature_of
 from controller.allocate.decide.pods.questions import NoFit
 from controller.allocate.decide.pods.solving import PodDecider
 from controller.allocate.decide.state.claims import ClaimView
-from controller.allocate.decide.state.objects import CLAIM_INDEX, Objects, claims_of, is_finished
+from controller.allocate.decide.state.objects import CLAIM_INDEX, Objects, claims_of, is_ending
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey
 from dra_driver.api.resource import ResourceClaim
@@ -121,8 +121,7 @@ class Refusals:
             left -= 1 + len(other.spec.resource_claims)
             if left < 0:
                 break
-            gone = is_finished(other) or bool(other.metadata.deletion_timestamp)
-            if gone or foreign_gates(other) or other.metadata.uid == pod.metadata.uid:
+            if is_ending(other) or foreign_gates(other) or other.metadata.uid == pod.metadata.uid:
                 continue
             needed = (self._claims.get(key) for key in claims_named(other))
             # The claims of a pod are written one after the other.

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from controller.allocate.decide import GrantDevices, PodID, is_finished
+from controller.allocate.decide import GrantDevices, PodID, is_ending
 from controller.allocate.granting.grant import Ending
 from controller.allocate.signal import Signal
 from dra_driver.api.core import Pod
@@ -160,7 +160,7 @@ class GrantLimits:
             self._waiting[pod] = nodes
 
     def _seen(self, pod: Pod) -> None:
-        if pod.spec.node_name or is_finished(pod) or pod.metadata.deletion_timestamp:
+        if pod.spec.node_name or is_ending(pod):
             self._forget(pod)
 
     def _forget(self, pod: Pod) -> None:

@@ -15,7 +15,7 @@ from controller.allocate.decide import (
     PodID,
     Rank,
     claims_of,
-    is_finished,
+    is_ending,
     report_of,
 )
 from controller.allocate.granting.grant import GRANT_SECONDS, Ending, NodeGrant, PodGrant, verdict
@@ -358,7 +358,7 @@ class PodGrants:
     def _judge(self, grant: PodGrant, pod: Pod, now: float) -> tuple[Ending | None, float]:
         if pod.spec.node_name or self._has_devices(pod):
             return Ending.ALLOCATED, 0.0
-        if is_finished(pod) or pod.metadata.deletion_timestamp:
+        if is_ending(pod):
             return Ending.GONE, 0.0
         self._leave(grant)
         if not grant.places:
@@ -431,7 +431,7 @@ class PodGrants:
                 self._look(grant.pod.key)
 
     def _seen(self, pod: Pod) -> None:
-        if pod.spec.node_name or is_finished(pod) or pod.metadata.deletion_timestamp:
+        if pod.spec.node_name or is_ending(pod):
             self._forget(pod.key)
             self._forget_times(pod.metadata.uid)
         if pod.metadata.uid in self._of:

@@ -6,15 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
 
-from controller.allocate.decide import Gang, GroupFinder, PodID, claims_of, is_finished
+from controller.allocate.decide import Gang, GroupFinder, PodID, is_ending, is_finished
 from controller.allocate.preempting.turns import WaitingPod
-from controller.allocate.state.assume_cache import AssumeCache
-from controller.allocate.state.disruptions import is_cleared_by_scheduler
+from controller.allocate.state.known_pods import KnownPods
 from controller.allocate.wakeups import Wakeups
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey, Uid
-from dra_driver.api.resource import ResourceClaim
-from dra_driver.kube import Handler, Informer
+from dra_driver.kube import Handler
 from dra_driver.ownership import PoolAllocator
 from dra_driver.resourceclaim import foreign_gates, is_served, uses_claims
 from dra_driver.trimming import unservable
@@ -52,7 +50,6 @@ class Candidates:
         schedulers: whose pods are served.
         mode: who allocates at present.
         wakeups: know the pods that wait.
-        assume_cache: the newest version of each claim.
         groups: finds the other members of a pod's group.
         pods: all namespaces; followed from now on.
     """
@@ -63,21 +60,19 @@ class Candidates:
         schedulers: Collection[str],
         mode: Callable[[], PoolAllocator],
         wakeups: Wakeups,
-        assume_cache: AssumeCache,
         groups: GroupFinder,
-        pods: Informer[Pod],
+        pods: KnownPods,
     ) -> None:
         self._wait = wait_seconds
         self._schedulers = schedulers
         self._mode = mode
         self._wakeups = wakeups
-        self._assume_cache = assume_cache
         self._groups = groups
         self._pods = pods
         # How many pods that use claims are bound, by priority.
         self._below: Counter[int] = Counter()
         self._since: dict[Uid, float] = {}
-        pods.add_handler(Handler(lambda pod: self._count(None, pod), self._count, self._gone))
+        pods.follow(Handler(lambda pod: self._count(None, pod), self._count, self._gone))
 
     def _count(self, old: Pod | None, pod: Pod | None) -> None:
         for one, by in ((old, -1), (pod, 1)):
@@ -143,16 +138,12 @@ class Candidates:
         spec = pod.spec
         return not (
             spec.preemption_policy == "Never"
-            or is_finished(pod)
-            or pod.metadata.deletion_timestamp
+            or is_ending(pod)
             or foreign_gates(pod)
             or unservable(pod)
             or not is_served(pod, self._schedulers)
-            or (spec.node_name and self._wakeups.lacks_devices(pod))
+            or (spec.node_name and self._pods.lacks_devices(pod))
             # Something is being written for it: wait for that.
-            or any(map(self._assume_cache.is_assumed, self._claims_of(pod)))
-            or is_cleared_by_scheduler(self._pods, pod.status.nominated_node_name)
+            or self._pods.is_being_allocated(pod)
+            or self._pods.is_cleared_by_scheduler(pod.status.nominated_node_name)
         )
-
-    def _claims_of(self, pod: Pod) -> list[ResourceClaim]:
-        return [c for key in claims_of(pod) if (c := self._assume_cache.get(key)) is not None]

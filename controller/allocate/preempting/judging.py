@@ -13,23 +13,20 @@ from collections.abc import Callable, Collection, Sequence, Set
 import msgspec
 
 from controller.allocate.decide import (
-    CLAIM_INDEX,
     GroupKey,
     GroupsOf,
     PodID,
-    claims_of,
     group_of_claim,
-    is_finished,
+    is_ending,
 )
 from controller.allocate.preempting.candidates import Candidate
-from controller.allocate.state.assume_cache import AssumeCache
+from controller.allocate.state.known_pods import KnownPods
 from controller.allocate.state.pool_owners import CurrentOwners
 from dra_driver.api.core import Pod
 from dra_driver.api.names import PREEMPTIBLE_LABEL
 from dra_driver.api.resource import AllocationResult, DeviceRequestAllocationResult, ResourceClaim
-from dra_driver.kube import Informer
 
-__all__ = ["Judge", "Verdict", "ends"]
+__all__ = ["Judge", "Verdict"]
 
 
 class Verdict(enum.Enum):
@@ -50,7 +47,6 @@ class Judge:
 
     Args:
         owners: know whose a pool is.
-        assume_cache: the newest version of each claim.
         pods: all namespaces.
         kept: returns whether the pods of a namespace are never preempted.
         groups_of: the groups of a pod, as far as it says itself.
@@ -61,8 +57,7 @@ class Judge:
     def __init__(
         self,
         owners: CurrentOwners,
-        assume_cache: AssumeCache,
-        pods: Informer[Pod],
+        pods: KnownPods,
         kept: Callable[[str], bool],
         groups_of: GroupsOf,
         is_gang: Callable[[GroupKey], bool],
@@ -72,7 +67,6 @@ class Judge:
         self._is_gang = is_gang
         self._members = members
         self._owners = owners
-        self._assume_cache = assume_cache
         self._pods = pods
         self._kept = kept
 
@@ -84,19 +78,15 @@ class Judge:
             preemptor: as it waits now.
             victims: all of the round, removed ones too: what belongs together goes as a whole.
         """
-        there = [pod for v in victims if (pod := self._pod(v)) is not None]
+        there = [pod for v in victims if (pod := self._pods.find(v)) is not None]
         groups = {group for pod in there if self._holds(pod) for group in self._groups(pod)}
         if not self._are_whole(there, groups):
             return [Verdict.STAYS] * len(left)
         return [self._verdict(victim, preemptor, groups) for victim in left]
 
-    def _pod(self, pod_id: PodID) -> Pod | None:
-        pod = self._pods.get(pod_id.key)
-        return pod if pod is not None and pod.metadata.uid == pod_id.uid else None
-
     def _verdict(self, victim: PodID, preemptor: Candidate, groups: Set[GroupKey]) -> Verdict:
-        pod = self._pod(victim)
-        if pod is None or ends(pod):
+        pod = self._pods.find(victim)
+        if pod is None or is_ending(pod):
             return Verdict.IS_GOING
         of_preemptor = victim.uid in {m.metadata.uid for m in preemptor.members}
         labels = pod.metadata.labels or {}
@@ -119,25 +109,22 @@ class Judge:
         """Return whether all go that run with a claim of a victim, or with devices in a group of one."""
         uids = {pod.metadata.uid for pod in victims}
         of_groups = (m for group in groups for m in self._members(group) if self._holds(m))
-        claims = {c.key for pod in victims for c in self._claims(pod) if _takes(c)}
-        of_claims = (user for key in claims for user in self._pods.each(CLAIM_INDEX, key))
+        claims = {c.key for pod in victims for c in self._pods.claims(pod) if _takes(c)}
+        of_claims = (user for key in claims for user in self._pods.users_of(key))
         return all(
-            pod.metadata.uid in uids or not pod.spec.node_name or ends(pod)
+            pod.metadata.uid in uids or not pod.spec.node_name or is_ending(pod)
             for pod in itertools.chain(of_groups, of_claims)
         )
 
     def _groups(self, pod: Pod) -> list[GroupKey]:
-        of_claims = (g for claim in self._claims(pod) for g in group_of_claim(claim))
+        of_claims = (g for claim in self._pods.claims(pod) for g in group_of_claim(claim))
         return [group for group in (*self._groups_of(pod), *of_claims) if self._is_gang(group)]
 
     def _holds(self, pod: Pod) -> bool:
-        return any(map(_takes, self._claims(pod)))
-
-    def _claims(self, pod: Pod) -> list[ResourceClaim]:
-        return [c for key in claims_of(pod) if (c := self._assume_cache.get(key)) is not None]
+        return any(map(_takes, self._pods.claims(pod)))
 
     def _held(self, pod: Pod) -> list[AllocationResult]:
-        return [c.status.allocation for c in self._claims(pod) if c.status.allocation is not None]
+        return [c.status.allocation for c in self._pods.claims(pod) if c.status.allocation is not None]
 
     def _is_ours(self, allocation: AllocationResult) -> bool:
         taken = _taken(allocation)
@@ -152,8 +139,3 @@ def _taken(allocation: AllocationResult) -> tuple[DeviceRequestAllocationResult,
 
 def _takes(claim: ResourceClaim) -> bool:
     return claim.status.allocation is not None and bool(_taken(claim.status.allocation))
-
-
-def ends(pod: Pod) -> bool:
-    """Return whether a pod has ended, or is being deleted."""
-    return is_finished(pod) or pod.metadata.deletion_timestamp is not None

@@ -16,15 +16,16 @@ import structlog
 
 from controller.allocate.answers.decider import Answers, WorkerEnded
 from controller.allocate.answers.journal import Journal
-from controller.allocate.decide import DevicesSetAside, PodID, Rank
+from controller.allocate.decide import DevicesSetAside, PodID, Rank, is_ending
 from controller.allocate.plans import PlanQuestion, PreemptionAnswer, PreemptionTerms
 from controller.allocate.preempting.candidates import Candidate, Candidates
-from controller.allocate.preempting.judging import Judge, Verdict, ends
+from controller.allocate.preempting.judging import Judge, Verdict
 from controller.allocate.preempting.rate import VictimRate
 from controller.allocate.preempting.removing import Outcome, Remover
 from controller.allocate.preempting.rounds import Effect, Event, Round, State, step
 from controller.allocate.preempting.shown import PreemptionCondition, named_for, places_of, record_of
 from controller.allocate.preempting.turns import Turns, WaitingPod
+from controller.allocate.state.known_pods import KnownPods
 from controller.allocate.state.pool_owners import CurrentOwners
 from controller.allocate.wakeups import Wakeups
 from controller.config import PreemptionMode, PreemptionSettings
@@ -34,7 +35,7 @@ from dra_driver.api.core import PODS, Pod
 from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.errors import DecodeError
 from dra_driver.fleet import MOST_PREEMPTED, OPEN, shown_preemption
-from dra_driver.kube import EventRecorder, Informer
+from dra_driver.kube import EventRecorder
 from dra_driver.kube.clock import rfc3339
 from dra_driver.ports import Clock
 from dra_driver.resourceclaim import foreign_gates
@@ -83,7 +84,7 @@ class Preemption:
         recorder: EventRecorder,
         metrics: Metrics,
         clock: Clock,
-        pods: Informer[Pod],
+        pods: KnownPods,
     ) -> None:
         """Connect the parts.
 
@@ -290,7 +291,7 @@ class Preemption:
     def _adopt(self) -> None:
         """Take over the rounds of a process before this one, which are not over."""
         now, time = self._clock.monotonic(), self._clock.now()
-        for pod in self._pods.items():
+        for pod in self._pods:
             shown = shown_preemption(pod)
             age = max(0.0, time - shown.seconds) if shown is not None else 0.0
             if shown is None or not shown.is_round or age >= self._settings.seconds:
@@ -367,7 +368,7 @@ class Preemption:
         elif answer.victims and {v.pod.uid for v in answer.victims} <= set(round_.record.victims):
             round_.left = list(answer.victims)
             uids = set(round_.record.victims)
-            pods = (PodID(pod.key, pod.metadata.uid) for pod in self._pods.items())
+            pods = (PodID(pod.key, pod.metadata.uid) for pod in self._pods)
             round_.victims = tuple(pod for pod in pods if pod.uid in uids)
             await self._happen(round_, Event.SAME)
         else:
@@ -386,7 +387,7 @@ class Preemption:
         if now >= round_.begun + self._settings.seconds:
             return Event.TIMED_OUT
         found = [p for key in round_.keys if (p := self._pods.get(key)) is not None]
-        pods = [p for p in found if p.metadata.uid in round_.members and not ends(p)]
+        pods = [p for p in found if p.metadata.uid in round_.members and not is_ending(p)]
         if not pods:
             return Event.GONE
         if round_.state is State.RESTING:
@@ -395,7 +396,7 @@ class Preemption:
             return Event.CHANGED
         if min(p.spec.priority for p in pods) < round_.priority:
             return Event.CHANGED
-        waits = any(p.key in self._wakeups.pending or self._wakeups.lacks_devices(p) for p in pods)
+        waits = any(p.key in self._wakeups.pending or self._pods.lacks_devices(p) for p in pods)
         return None if waits else Event.SERVED
 
     async def _happen(self, round_: Round, event: Event) -> None:

@@ -36,11 +36,11 @@ from controller.allocate.decide import (
     PodID,
     Standing,
     claims_of,
-    is_finished,
+    is_ending,
 )
 from controller.allocate.signal import Signal
 from controller.allocate.state.assume_cache import AssumeCache
-from controller.allocate.state.disruptions import is_cleared_by_scheduler
+from controller.allocate.state.known_pods import KnownPods
 from controller.allocate.state.pool_owners import CurrentOwners
 from controller.allocate.wakeups import Wakeups
 from controller.allocate.writer import Writer
@@ -49,7 +49,7 @@ from dra_driver.api.core import PODS, Pod
 from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.api.resource import ResourceClaim
 from dra_driver.errors import ApiError
-from dra_driver.kube import EventRecorder, Handler, Informer
+from dra_driver.kube import EventRecorder, Handler
 from dra_driver.ports import Clock
 from dra_driver.resourceclaim import is_reserved_for
 
@@ -94,7 +94,7 @@ class TentativeAllocations:
         metrics: Metrics,
         clock: Clock,
         groups: GroupFinder,
-        pods: Informer[Pod],
+        pods: KnownPods,
     ) -> None:
         """Connect the parts, and follow the pods from now on.
 
@@ -112,7 +112,7 @@ class TentativeAllocations:
             metrics: to report to.
             clock: for time-outs.
             groups: finds the other members of a pod's group.
-            pods: with the index ``NODE_INDEX``.
+            pods: all namespaces.
         """
         self._seconds = seconds
         self._attempts = attempts
@@ -132,14 +132,14 @@ class TentativeAllocations:
         self._left: dict[Uid, float] = {}
         # How many pods have lost their devices for one that is bound.
         self._displaced: dict[Uid, int] = {}
-        pods.add_handler(Handler(updated=self._updated, deleted=self._gone))
+        pods.follow(Handler(updated=self._updated, deleted=self._gone))
 
     def _updated(self, _: Pod, pod: Pod) -> None:
         now = self._clock.monotonic()
         if pod.spec.node_name:
             self._attempts.bound(pod.metadata.uid, now)
             self._wakeups.next_turns()
-        elif is_finished(pod) or pod.metadata.deletion_timestamp:
+        elif is_ending(pod):
             self._gone(pod)
         elif self._attempts.seen(pod, now) or pod.metadata.uid in self._left:
             self._wakeups.tentative.add(pod.key)
@@ -169,7 +169,7 @@ class TentativeAllocations:
             return
         if lost:
             await self._release_group(pod)
-        preempting = is_cleared_by_scheduler(self._pods, pod.status.nominated_node_name)
+        preempting = self._pods.is_cleared_by_scheduler(pod.status.nominated_node_name)
         verdict = self._attempts.judge(pod, self._clock.monotonic(), preempting=preempting)
         if verdict is not None:
             self._left.pop(pod.metadata.uid, None)  # it has devices, and may lose them to a later cycle
@@ -219,7 +219,7 @@ class TentativeAllocations:
         they were deallocated has ended by then.
         """
         uid, now = pod.metadata.uid, self._clock.monotonic()
-        if not (failed_before_claims(pod) and self._wakeups.lacks_devices(pod)):
+        if not (failed_before_claims(pod) and self._pods.lacks_devices(pod)):
             self._left.pop(uid, None)
             return
         left = self._left.setdefault(uid, now) + self._seconds - now
@@ -229,7 +229,7 @@ class TentativeAllocations:
             await self._writer.nominate(pod, "")
 
     async def _deallocate(self, pod: Pod, verdict: Deallocate) -> None:
-        claims = self._claims_of(pod)
+        claims = self._pods.claims(pod)
         if any(map(self._assume_cache.is_assumed, claims)):
             self._wakeups.tentative.add_after(pod.key, _WRITING_SECONDS)
             return
@@ -288,8 +288,8 @@ class TentativeAllocations:
     async def _release_member(
         self, pod: Pod, lost: Pod, standing: Standing, members: Collection[Uid]
     ) -> None:
-        claims = [c for c in self._claims_of(pod) if self._is_tentative(c, members)]
-        if not claims or any(map(self._assume_cache.is_assumed, self._claims_of(pod))):
+        claims = [c for c in self._pods.claims(pod) if self._is_tentative(c, members)]
+        if not claims or self._pods.is_being_allocated(pod):
             return
         self._attempts.fail(pod.metadata.uid, timeout=False)
         self._metrics.deallocations.labels("group").inc()
@@ -324,13 +324,13 @@ class TentativeAllocations:
         That one is looked at next. What is reserved is never deallocated.
         """
         uid = pod.metadata.uid
-        if self._displaced.get(uid, 0) >= _MOST_DISPLACED or not self._wakeups.lacks_devices(pod):
+        if self._displaced.get(uid, 0) >= _MOST_DISPLACED or not self._pods.lacks_devices(pod):
             return
-        for other in self._pods.items():
+        for other in self._pods:
             attempt = self._attempts.get(other.metadata.uid)
             if attempt is None or attempt.failed or attempt.node != pod.spec.node_name:
                 continue
-            claims = self._claims_of(other)
+            claims = self._pods.claims(other)
             held = [c for c in claims if self._is_tentative(c, (other.metadata.uid,))]
             committed = any(self._assume_cache.is_assumed(c) or c.status.reserved_for for c in claims)
             if committed or not held:
@@ -341,9 +341,6 @@ class TentativeAllocations:
             self._wakeups.queue.add_first(pod.key)
             self._wakeups.queue.add(other.key)
             return
-
-    def _claims_of(self, pod: Pod) -> list[ResourceClaim]:
-        return [c for k in claims_of(pod) if (c := self._assume_cache.get(k)) is not None]
 
     def _turn_down(self, pod: Pod, attempt: Attempt, verdict: Deallocate) -> None:
         # Before the devices are free: else the same pod is the first to get them.

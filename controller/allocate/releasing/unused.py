@@ -7,13 +7,13 @@ from collections.abc import Collection
 import structlog
 
 from controller.allocate.deallocation import Deallocator
-from controller.allocate.decide import CLAIM_INDEX, is_finished
+from controller.allocate.decide import is_finished
 from controller.allocate.state.assume_cache import AssumeCache
+from controller.allocate.state.known_pods import KnownPods
 from controller.allocate.state.pool_owners import CurrentOwners
 from controller.allocate.wakeups import Wakeups
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey
-from dra_driver.kube import Informer
 from dra_driver.resourceclaim import foreign_gates, is_served
 
 __all__ = ["UnusedAllocations"]
@@ -31,7 +31,7 @@ class UnusedAllocations:
     def __init__(
         self,
         schedulers: Collection[str],
-        pods: Informer[Pod],
+        pods: KnownPods,
         assume_cache: AssumeCache,
         owners: CurrentOwners,
         deallocator: Deallocator,
@@ -41,7 +41,7 @@ class UnusedAllocations:
 
         Args:
             schedulers: whose pods are served.
-            pods: with the index ``CLAIM_INDEX``.
+            pods: all namespaces.
             assume_cache: the newest version of each claim.
             owners: know whose a pool is.
             deallocator: does it.
@@ -72,7 +72,7 @@ class UnusedAllocations:
             # The API server has it, but its answer was lost: the writer does not know yet.
             self._wakeups.check_use(key)
             return
-        users = self._pods.each(CLAIM_INDEX, key)
+        users = self._pods.users_of(key)
         if any(self._may_use(pod) for pod in users):
             return
         allocation = claim.status.allocation

@@ -13,26 +13,25 @@ import structlog
 
 from controller.allocate.answers.decider import Decider
 from controller.allocate.decide import (
-    CLAIM_INDEX,
     GroupFinder,
     Hard,
     Lane,
     Rank,
     Refuse,
-    claims_of,
+    is_ending,
     is_finished,
 )
 from controller.allocate.scaling.added_nodes import AddedNodes
 from controller.allocate.scaling.shown_pods import ShownPods
-from controller.allocate.state.assume_cache import AssumeCache
+from controller.allocate.state.known_pods import KnownPods
 from controller.allocate.wakeups import Wakeups
 from controller.allocate.writer import Writer
 from dra_driver.api.core import PODS, Pod
 from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.errors import ApiError, DraError, ServerBusy
-from dra_driver.kube import EventRecorder, Informer
+from dra_driver.kube import EventRecorder
 from dra_driver.ports import Clock
-from dra_driver.resourceclaim import extended_resources, foreign_gates, is_gated, lacks_extended_claim
+from dra_driver.resourceclaim import foreign_gates, is_gated
 
 __all__ = ["ScaleUp"]
 
@@ -71,12 +70,11 @@ class ScaleUp:
         nodes: AddedNodes,
         decider: Decider,
         groups: GroupFinder,
-        assume_cache: AssumeCache,
         wakeups: Wakeups,
         writer: Writer,
         recorder: EventRecorder,
         clock: Clock,
-        pods: Informer[Pod],
+        pods: KnownPods,
         is_behind: Callable[[], bool],
         gets_room: Callable[[Uid], bool],
         kept_back: set[bytes],
@@ -89,12 +87,11 @@ class ScaleUp:
             nodes: which pods could go to nodes that are added.
             decider: asked again before a pod is shown.
             groups: finds the other members of a pod's group.
-            assume_cache: the newest version of each claim.
             wakeups: know the pods that wait.
             writer: lifts gates.
             recorder: for Events.
             clock: for the times for which pods wait.
-            pods: all namespaces, with the index ``CLAIM_INDEX``.
+            pods: all namespaces.
             is_behind: whether what is known of the cluster may be out of date.
             gets_room: whether others are being preempted for a pod.
             kept_back: signatures of pods that are not shown because devices look free; kept here.
@@ -106,7 +103,6 @@ class ScaleUp:
         self._nodes = nodes
         self._decider = decider
         self._groups = groups
-        self._assume_cache = assume_cache
         self._wakeups = wakeups
         self._writer = writer
         self._recorder = recorder
@@ -207,7 +203,7 @@ class ScaleUp:
         pod = self._pods.get(key)
         if pod is None or key not in self._wakeups.pending or pod.spec.node_name:
             return None
-        if is_finished(pod) or pod.metadata.deletion_timestamp or foreign_gates(pod):
+        if is_ending(pod) or foreign_gates(pod):
             return None
         return pod
 
@@ -268,20 +264,16 @@ class ScaleUp:
 
     def _lacks_devices(self, pod: Pod) -> bool:
         """Return whether a claim of a pod that waits is not allocated, or not even made by kube-scheduler."""
-        return self._wakeups.lacks_devices(pod) or (
-            bool(extended_resources(pod)) and lacks_extended_claim(pod, self._assume_cache.get)
-        )
+        return self._pods.lacks_devices(pod) or self._pods.lacks_extended_claim(pod)
 
     def _shares(self, pod: Pod) -> bool:
         """Return whether a claim of the pod that is not allocated has other users."""
-        for key in claims_of(pod):
-            claim = self._assume_cache.get(key)
-            if claim is None or claim.status.allocation is not None:
-                continue
-            users = self._pods.each(CLAIM_INDEX, key)
-            if any(u.metadata.uid != pod.metadata.uid and not is_finished(u) for u in users):
-                return True
-        return False
+        return any(
+            user.metadata.uid != pod.metadata.uid and not is_finished(user)
+            for claim in self._pods.claims(pod)
+            if claim.status.allocation is None
+            for user in self._pods.users_of(claim.key)
+        )
 
     async def _is_refused(self, pod: Pod, signature: bytes) -> bool:
         """Return whether the pod, or its group, still lacks devices, by all that is known now.

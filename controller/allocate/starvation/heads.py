@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from controller.allocate.decide import is_finished
+from controller.allocate.decide import is_ending
 from controller.allocate.pending import PendingPods
 from controller.allocate.starvation.turns import Head
+from controller.allocate.state.known_pods import KnownPods
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import Uid
 from dra_driver.api.names import SET_ASIDE_CONDITION
-from dra_driver.kube import Handler, Informer
+from dra_driver.kube import Handler
 from dra_driver.kube.clock import seconds_of
 from dra_driver.ports import Clock
 from dra_driver.resourceclaim import foreign_gates
@@ -30,13 +31,13 @@ class WaitingHeads:
         pods: all namespaces.
     """
 
-    def __init__(self, pending: PendingPods, clock: Clock, pods: Informer[Pod]) -> None:
+    def __init__(self, pending: PendingPods, clock: Clock, pods: KnownPods) -> None:
         self._pending = pending
         self._clock = clock
         self._pods = pods
         self._started = clock.monotonic()
         self._since: dict[Uid, float] = {}
-        pods.add_handler(Handler(deleted=self._forget))
+        pods.follow(Handler(deleted=self._forget))
 
     def _forget(self, pod: Pod) -> None:
         self._since.pop(pod.metadata.uid, None)
@@ -65,13 +66,8 @@ class WaitingHeads:
 
     def waits(self, head: Head) -> bool:
         """Return whether a pod is still there and waits."""
-        pod = self._pods.get(head.key)
-        return (
-            pod is not None
-            and pod.metadata.uid == head.uid
-            and head.key in self._pending
-            and not (is_finished(pod) or pod.metadata.deletion_timestamp or foreign_gates(pod))
-        )
+        pod = self._pods.find(head.id)
+        return pod is not None and head.key in self._pending and not (is_ending(pod) or foreign_gates(pod))
 
     def longest(self) -> float:
         """Return for how many seconds the pod waits that waits longest; 0: none waits."""

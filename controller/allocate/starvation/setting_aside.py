@@ -16,7 +16,6 @@ from controller.allocate.decide import (
     GroupKey,
     PodPlacement,
     SetAside,
-    claims_of,
     is_finished,
     report_of,
     signature_of,
@@ -27,7 +26,7 @@ from controller.allocate.starvation.heads import WaitingHeads
 from controller.allocate.starvation.shown import SetAsideCondition
 from controller.allocate.starvation.turned_down import TurnedDown
 from controller.allocate.starvation.turns import Head, Starving
-from controller.allocate.state.assume_cache import AssumeCache
+from controller.allocate.state.known_pods import KnownPods
 from controller.allocate.state.pool_owners import CurrentOwners
 from controller.allocate.wakeups import Wakeups
 from dra_driver.api.core import PODS, Node, Pod
@@ -56,14 +55,13 @@ class SettingAside:
         seconds: float,
         decider: Decider,
         journal: Journal,
-        assume_cache: AssumeCache,
         owners: CurrentOwners,
         wakeups: Wakeups,
         taken_back: Signal[[Pod, TakenBack]],
         condition: SetAsideCondition,
         recorder: EventRecorder,
         clock: Clock,
-        pods: Informer[Pod],
+        pods: KnownPods,
         nodes: Informer[Node],
         group_of: Callable[[Pod], GroupKey | None],
     ) -> None:
@@ -73,7 +71,6 @@ class SettingAside:
             seconds: see ``Starving``.
             decider: asked which devices to set aside.
             journal: learns which are.
-            assume_cache: the newest version of each claim.
             owners: know whose a pool is.
             wakeups: know the pods that wait, and look at them again.
             taken_back: sent with each pod that has lost its devices before it was bound.
@@ -90,7 +87,6 @@ class SettingAside:
         self._pause = min(_LONGEST_LOOK_SECONDS, seconds / 4) if seconds else 0.0
         self._decider = decider
         self._journal = journal
-        self._assume_cache = assume_cache
         self._owners = owners
         self._wakeups = wakeups
         self._condition = condition
@@ -105,7 +101,7 @@ class SettingAside:
         self._now = _NOTHING
         self._tolerated: set[str] = set()
         taken_back.listen(self._taken_back)
-        pods.add_handler(Handler(updated=self._updated, deleted=self._forget))
+        pods.follow(Handler(updated=self._updated, deleted=self._forget))
 
     def devices(self) -> int:
         """Return how many devices are set aside."""
@@ -197,8 +193,7 @@ class SettingAside:
 
     def _kin_of(self, pod: Pod) -> tuple[Hashable, ...]:
         owners = pod.metadata.owner_references or ()
-        claims = [c for key in claims_of(pod) if (c := self._assume_cache.get(key)) is not None]
-        asks = (pod.metadata.namespace, signature_of(pod, claims, ()))
+        asks = (pod.metadata.namespace, signature_of(pod, self._pods.claims(pod), ()))
         return (*(o.uid for o in owners if o.controller), asks)
 
     def _forget(self, pod: Pod) -> None:
@@ -253,8 +248,8 @@ class SettingAside:
         self._wakeups.wake()
 
     def _is_allocated(self, head: Head) -> bool:
-        pod = self._pods.get(head.key)
-        return pod is not None and pod.metadata.uid == head.uid and not self._wakeups.lacks_devices(pod)
+        pod = self._pods.find(head.id)
+        return pod is not None and not self._pods.lacks_devices(pod)
 
     def _case(self, pod: Pod) -> Hashable:
         """Return the group of a pod, or what stands for the pod alone."""

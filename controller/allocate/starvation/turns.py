@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from controller.allocate.decide import Rank
+from controller.allocate.decide import PodID, Rank
 from controller.allocate.starvation.accounts import Account, Accounts
 from dra_driver.api.meta import ObjectKey, Uid
 
@@ -30,6 +30,11 @@ class Head(NamedTuple):
     key: ObjectKey
     uid: Uid
     since: float
+
+    @property
+    def id(self) -> PodID:
+        """The pod."""
+        return PodID(self.key, self.uid)
 
     @property
     def account(self) -> Account:

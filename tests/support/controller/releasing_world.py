@@ -29,6 +29,7 @@ from controller.allocate.releasing.tentative import TentativeAllocations
 from controller.allocate.releasing.unused import UnusedAllocations
 from controller.allocate.signal import Signal
 from controller.allocate.state.assume_cache import AssumeCache
+from controller.allocate.state.known_pods import KnownPods
 from controller.allocate.state.pool_owners import CurrentOwners
 from controller.allocate.state.pool_states import PoolStates
 from controller.allocate.wakeups import Wakeups
@@ -112,8 +113,9 @@ class ReleasingWorld:
             others=(),
             groups_of=groups_by(()),
         )
+        known = KnownPods(self.pods, self.cache)
         self.unused = UnusedAllocations(
-            ["default-scheduler"], self.pods, self.cache, owners, deallocator, self.wakeups
+            ["default-scheduler"], known, self.cache, owners, deallocator, self.wakeups
         )
         groups = GroupFinder(
             self.pods.by_index,
@@ -139,7 +141,7 @@ class ReleasingWorld:
             self.metrics,
             clock,
             groups,
-            self.pods,
+            known,
         )
 
     # --- what there is --------------------------------------------------------------------------------------

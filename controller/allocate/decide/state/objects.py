@@ -33,6 +33,7 @@ __all__ = [
     "claims_of",
     "group_of_claim",
     "groups_by",
+    "is_ending",
     "is_finished",
     "nodes_of",
     "pod_group_key",
@@ -60,6 +61,11 @@ _READ_OF_CLAIM: Final = (*GROUP_KEYS, TOPOLOGY_ANNOTATION, EXTENDED_RESOURCE_ANN
 def is_finished(pod: Pod) -> bool:
     """Return whether the containers of a pod will not run again."""
     return pod.status.phase in ("Succeeded", "Failed")
+
+
+def is_ending(pod: Pod) -> bool:
+    """Return whether a pod has ended, or is being deleted."""
+    return is_finished(pod) or pod.metadata.deletion_timestamp is not None
 
 
 def claims_of(pod: Pod) -> Iterable[ObjectKey]:
