@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+from dra_driver.doubling import doubled
+
 __all__ = ["Backoff"]
 
 
@@ -15,12 +17,10 @@ class Backoff:
     Attributes:
         base: first step, in seconds.
         cap: longest step, in seconds.
-        factor: growth from step to step.
     """
 
     base: float = 0.2
     cap: float = 30.0
-    factor: float = 2.0
     _failures: int = field(default=0, init=False)
 
     @property
@@ -30,8 +30,7 @@ class Backoff:
 
     def next(self) -> float:
         """Return the delay before the next try, in seconds."""
-        # The exponent is bounded: 2.0**1024 overflows after weeks of outage.
-        step = min(self.cap, self.base * self.factor ** min(self._failures, 64))
+        step = doubled(self.base, self._failures, self.cap)
         self._failures += 1
         return step * (0.5 + random.random() / 2)  # noqa: S311 - jitter, not a secret
 

@@ -22,6 +22,7 @@ from controller.allocate.decide import (
 )
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey, Uid
+from dra_driver.doubling import doubled
 from dra_driver.indices import Indices
 
 __all__ = ["Attempts"]
@@ -195,7 +196,7 @@ class Attempts:
         """
         uid = pod.metadata.uid
         report = report_of(pod)
-        seconds = min(self._seconds * float(1 << min(self._timeouts.get(uid, 0), 10)), _LONGEST_SECONDS)
+        seconds = doubled(self._seconds, self._timeouts.get(uid, 0), _LONGEST_SECONDS)
         sign = _sign(pod)
         before = report if uid in self._known else None
         seconds = max(seconds, self._seconds) + (_PERMIT_SECONDS if pod.spec.pod_group else 0.0)

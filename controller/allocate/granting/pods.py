@@ -26,6 +26,7 @@ from controller.allocate.state.assume_cache import AssumeCache
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.api.resource import ResourceClaim, ResourceSlice
+from dra_driver.doubling import doubled
 from dra_driver.fleet import GrantedToPod
 from dra_driver.kube import Handler, Informer
 from dra_driver.kube.clock import rfc3339
@@ -407,7 +408,7 @@ class PodGrants:
         self._turns.ended(grant.pod.key.namespace, ending)
         if ending in _IN_VAIN:
             times = self._rests[uid].times + 1 if uid in self._rests else 1
-            rest = min(_REST_SECONDS * float(1 << min(times - 2, 16)), _LONGEST_REST) if times > 1 else 0.0
+            rest = doubled(_REST_SECONDS, times - 2, _LONGEST_REST) if times > 1 else 0.0
             self._rests[uid] = _Rest(times, self._clock.monotonic() + rest)
         log.info("grants are over", pod=str(grant.pod.key), nodes=grant.nodes, why=ending.value)
         self.ended.send(grant.pod, grant.nodes, ending)

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from controller.allocate.decide import Rank
 from dra_driver.api.meta import ObjectKey, Uid
+from dra_driver.doubling import doubled
 
 __all__ = ["Turns", "WaitingPod"]
 
@@ -123,7 +124,7 @@ class Turns:
     def miss(self, uid: Uid, now: float) -> None:
         """Note that the last turn of a pod was in vain."""
         if (turn := self._last.get(uid)) is not None:
-            turn.due = now + min(_AGAIN_SECONDS * float(1 << turn.misses), _LONGEST_AGAIN_SECONDS)
+            turn.due = now + doubled(_AGAIN_SECONDS, turn.misses, _LONGEST_AGAIN_SECONDS)
             turn.misses = min(turn.misses + 1, _MOST_COUNTED)
 
     def again(self, uid: Uid, due: float) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Hashable
 from typing import Final, NamedTuple
 
 from dra_driver.api.meta import Uid
+from dra_driver.doubling import doubled
 
 __all__ = ["TurnedDown"]
 
@@ -76,7 +77,7 @@ class TurnedDown:
         for of in {case, *kin}:
             known = self._rests.pop(of, _Rest(0, 0.0))
             if now >= known.until:
-                seconds = min(self._seconds * float(2 << min(known.times, 16)), _LONGEST_SECONDS)
+                seconds = doubled(self._seconds, known.times + 1, _LONGEST_SECONDS)
                 known = _Rest(known.times + 1, now + seconds)
             self._rests[of] = known
         while len(self._rests) > _MOST_KINDS:

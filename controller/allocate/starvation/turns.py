@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from controller.allocate.decide import PodID, Rank
 from controller.allocate.starvation.accounts import Account, Accounts
 from dra_driver.api.meta import ObjectKey, Uid
+from dra_driver.doubling import doubled
 
 __all__ = ["Head", "Holding", "Starving"]
 
@@ -126,7 +127,7 @@ class Starving:
         self._looked(head)
         misses = self._misses.get(head.uid, 0)
         self._misses[head.uid] = misses + 1
-        self._next[head.uid] = now + min(self._seconds * float(1 << min(misses, 16)), self._longest)
+        self._next[head.uid] = now + doubled(self._seconds, misses, self._longest)
 
     def _looked(self, head: Head) -> None:
         self._number += 1
@@ -139,7 +140,7 @@ class Starving:
         self.interrupt(now)
         self._looked(head)
         times = self._times.get(head.uid, 0)
-        seconds = min(self._seconds * float(2 << min(times, 16)), self._accounts.left(head.account, now))
+        seconds = doubled(self._seconds, times + 1, self._accounts.left(head.account, now))
         self.holding = Holding(head, now, now + seconds)
         return self.holding
 

@@ -12,6 +12,7 @@ from controller.allocate.decide.nodes.without_node import PodsWithoutNode
 from controller.allocate.decide.state.objects import is_finished
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.meta import Uid, WireObject
+from dra_driver.doubling import doubled
 from dra_driver.nodefit import shrinks
 
 __all__ = ["EVERYWHERE", "NodeBackoff", "changed_node"]
@@ -142,7 +143,7 @@ class NodeBackoff:
         known = self._nodes.setdefault(pod, {})
         self._pods.setdefault(node, set()).add(pod)
         times = known[node].times if node in known else 0
-        seconds = min(self._seconds * float(1 << min(times, 16)), self._longest)
+        seconds = doubled(self._seconds, times, self._longest)
         known[node] = _TurnedDown(now, now + seconds, times + 1)
         self._siblings.add(pod, node, now)
         return seconds

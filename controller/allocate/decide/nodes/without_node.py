@@ -6,6 +6,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from dra_driver.api.meta import Uid
+from dra_driver.doubling import doubled
 
 __all__ = ["PodsWithoutNode"]
 
@@ -75,7 +76,7 @@ class PodsWithoutNode:
         self._refused[pod] = _Refused(now + self._longest, self._changes, times)
         if times > 1:
             before = self._rests.get(kin, _Rest(0, 0.0)).times
-            seconds = min(self._rest * float(1 << min(before, 16)), max(self._rest, self._longest))
+            seconds = doubled(self._rest, before, max(self._rest, self._longest))
             self._rests[kin] = _Rest(before + 1, now + seconds)
         return self._longest
 
