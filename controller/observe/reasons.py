@@ -15,14 +15,14 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import structlog
 
+from controller.observe.pod_conditions import PodCondition, Written
 from dra_driver.api import names
-from dra_driver.api.core import PODS, Pod
+from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey
-from dra_driver.errors import Conflict, DraError, NotFound
 from dra_driver.fleet import waiting_condition
 from dra_driver.kube import Handler, Informer, WorkQueue
 from dra_driver.kube.clock import rfc3339
@@ -114,11 +114,10 @@ class WaitingReasons:
     """
 
     def __init__(self, client: KubeClient, clock: Clock, pods: Informer[Pod]) -> None:
-        self._client = client
+        self._condition = PodCondition(client, names.ALLOCATED_CONDITION, names.CONTROLLER_FIELD_MANAGER)
         self._clock = clock
         self._pods = pods
         self._states: dict[ObjectKey, _State] = {}
-        self._is_failing = False
         # Namespaces take turns: one that makes reasons change all the time holds up itself.
         self._first: WorkQueue[ObjectKey] = _queue("reasons of waiting pods")
         self._changed: WorkQueue[ObjectKey] = _queue("changed reasons")
@@ -242,15 +241,16 @@ class WaitingReasons:
             log.info("pod waits", pod=str(key), reason=wanted.reason, message=wanted.message)
         same = wanted is not None and state.shown is not None
         since = state.since if same else rfc3339(self._clock.now())
-        try:
-            await self._apply(pod, _condition(wanted, allocated=state.allocated), since)
-        except (NotFound, Conflict):
-            self._forget(key)
-            return True
-        except DraError as e:
-            self._failed(key, e)
-            return True
-        self._is_failing = False
+        said = _condition(wanted, allocated=state.allocated)
+        match await self._condition.try_to_apply(key, pod.metadata.uid, said, since):
+            case Written.GONE:
+                self._forget(key)
+                return True
+            case Written.FAILED:
+                self._first.add_rate_limited(key)
+                return True
+            case Written.DONE:
+                pass
         state.shown, state.since = wanted, since
         calm = state.written and now - state.written < _CALM_SECONDS
         state.delay = min(2 * state.delay, LONGEST_REPEAT_SECONDS) if calm else REPEAT_SECONDS
@@ -258,24 +258,6 @@ class WaitingReasons:
         if state.wanted != wanted:
             self._first.add_after(key, state.delay)
         return True
-
-    def _failed(self, key: ObjectKey, error: DraError) -> None:
-        if not self._is_failing:
-            log.warning("the condition of a pod cannot be written", pod=str(key), error=str(error))
-        self._is_failing = True
-        self._first.add_rate_limited(key)
-
-    async def _apply(self, pod: Pod, said: dict[str, str], since: str) -> None:
-        condition = {"type": names.ALLOCATED_CONDITION, **said, "lastTransitionTime": since}
-        body: dict[str, Any] = {
-            "apiVersion": PODS.api_version,
-            "kind": PODS.kind,
-            "metadata": {"name": pod.key.name, "namespace": pod.key.namespace, "uid": pod.metadata.uid},
-            "status": {"conditions": [condition]},
-        }
-        await self._client.apply(
-            PODS, body, field_manager=names.CONTROLLER_FIELD_MANAGER, subresource="status", force=True
-        )
 
 
 def _condition(reason: Reason | None, *, allocated: bool) -> dict[str, str]:

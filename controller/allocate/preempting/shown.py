@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterator, Sequence, Set
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
 from controller.allocate.decide import PodID, PodPlacement
 from controller.allocate.plans import ChosenVictim, PreemptionAnswer
 from controller.allocate.preempting.rounds import Event
+from controller.observe.pod_conditions import PodCondition, Written
 from dra_driver.api import names
 from dra_driver.api.core import PODS, Pod
 from dra_driver.api.meta import DriverName, ObjectKey, PoolName, Uid
 from dra_driver.api.resource import AllocationResult, DeviceAllocationResult, DeviceRequestAllocationResult
-from dra_driver.errors import ApiUnavailable, Conflict, DraError, NotFound, ServerBusy
+from dra_driver.errors import ApiUnavailable, DraError, ServerBusy
 from dra_driver.fleet import (
     CLOSED,
     NOT_PREEMPTING,
@@ -96,11 +97,11 @@ class PreemptionCondition:
 
     def __init__(self, client: KubeClient, clock: Clock, pods: Informer[Pod]) -> None:
         self._client = client
+        self._written = PodCondition(client, names.PREEMPTING_CONDITION, names.PREEMPTION_FIELD_MANAGER)
         self._clock = clock
         self._pods = pods
         self._wishes: dict[Uid, tuple[ObjectKey, PreemptionRecord, str]] = {}
         self._is_open: Callable[[Uid], bool] = lambda _: False
-        self._is_failing = False
         # Pods that perhaps do not show what they are to show; those that were tried last come last.
         self._unsettled: dict[ObjectKey, None] = {}
         pods.add_handler(Handler(self._seen, lambda _, pod: self._seen(pod), self._gone))
@@ -122,7 +123,13 @@ class PreemptionCondition:
             ``RECORDED``, ``NOT_RECORDED`` or ``UNANSWERED``.
         """
         try:
-            await self._apply(pod, OPEN, record.message, since, version=pod.metadata.resource_version)
+            await self._written.apply(
+                pod.key,
+                pod.metadata.uid,
+                _said(OPEN, record.message),
+                since,
+                version=pod.metadata.resource_version,
+            )
         except (ApiUnavailable, ServerBusy) as e:
             log.warning("no answer to the record of a preemption", pod=str(pod.key), error=str(e))
             return Event.UNANSWERED
@@ -209,17 +216,10 @@ class PreemptionCondition:
         wanted = self._wanted(pod)
         if wanted is None:
             return True
-        try:
-            await self._apply(pod, *wanted)
-        except (NotFound, Conflict):
-            pass  # the pod is gone, or another one has its name
-        except DraError as e:
-            if not self._is_failing:
-                log.warning("the condition of a pod cannot be written", pod=str(pod.key), error=str(e))
-            self._is_failing = True
-            return False
-        self._is_failing = False
-        return True
+        reason, message, since = wanted
+        said = _said(reason, message)
+        written = await self._written.try_to_apply(pod.key, pod.metadata.uid, said, since)
+        return written is not Written.FAILED
 
     def _wanted(self, pod: Pod) -> tuple[str, str, str] | None:
         """Return reason, message and time to be written; None where a pod shows what it is to show."""
@@ -236,23 +236,7 @@ class PreemptionCondition:
             return NOT_PREEMPTING, "", rfc3339(self._clock.now())
         return None
 
-    async def _apply(self, pod: Pod, reason: str, message: str, since: str, *, version: str = "") -> None:
-        meta: dict[str, Any] = {"name": pod.key.name, "namespace": pod.key.namespace, "uid": pod.metadata.uid}
-        if version:
-            meta["resourceVersion"] = version
-        condition = {
-            "type": names.PREEMPTING_CONDITION,
-            "status": "True" if reason == OPEN else "False",
-            "reason": reason,
-            "message": message,
-            "lastTransitionTime": since,
-        }
-        body: dict[str, Any] = {
-            "apiVersion": PODS.api_version,
-            "kind": PODS.kind,
-            "metadata": meta,
-            "status": {"conditions": [condition]},
-        }
-        await self._client.apply(
-            PODS, body, field_manager=names.PREEMPTION_FIELD_MANAGER, subresource="status", force=True
-        )
+
+def _said(reason: str, message: str) -> dict[str, str]:
+    """Return status, reason and message of the condition."""
+    return {"status": "True" if reason == OPEN else "False", "reason": reason, "message": message}

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from typing import Final
 
-import structlog
-
+from controller.observe.pod_conditions import PodCondition, Written
 from dra_driver.api import names
-from dra_driver.api.core import PODS, Pod
+from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey, Uid
-from dra_driver.errors import Conflict, DraError, NotFound
 from dra_driver.fleet import set_aside_condition
 from dra_driver.kube import Handler, Informer
 from dra_driver.kube.clock import rfc3339
 from dra_driver.ports import Clock, KubeClient
 
 __all__ = ["SetAsideCondition"]
-
-log = structlog.get_logger(__name__)
 
 _PAUSE_SECONDS: Final = 1.0
 _MESSAGE_CHARACTERS: Final = 1024
@@ -28,8 +24,7 @@ class SetAsideCondition:
     """Keeps the condition ``dra-driver.dev/DevicesSetAside``: True on the pod that has its turn, on no other.
 
     What is to be written is compared with what pods have, so a controller that starts anew ends what another
-    one has left. It is written by server-side apply with a field manager of its own: an apply of only one of
-    two conditions of one manager would remove the other one.
+    one has left.
 
     Args:
         client: of the API server.
@@ -38,12 +33,11 @@ class SetAsideCondition:
     """
 
     def __init__(self, client: KubeClient, clock: Clock, pods: Informer[Pod]) -> None:
-        self._client = client
+        self._condition = PodCondition(client, names.SET_ASIDE_CONDITION, names.SET_ASIDE_FIELD_MANAGER)
         self._clock = clock
         self._pods = pods
         self._wanted: tuple[ObjectKey, Uid, str] | None = None
         self._written = ""
-        self._is_failing = False
         # Pods that have the condition, as far as the informer has seen.
         self._having: set[ObjectKey] = set()
         pods.add_handler(Handler(self._seen, lambda _, pod: self._seen(pod), self._gone))
@@ -75,43 +69,23 @@ class SetAsideCondition:
         """Write until cancelled."""
         while True:
             await asyncio.sleep(_PAUSE_SECONDS)
-            try:
-                await self._write()
-            except (NotFound, Conflict):
-                pass  # the pod is gone, or another one has its name
-            except DraError as e:
-                if not self._is_failing:
-                    log.warning("the condition of a pod cannot be written", error=str(e))
-                self._is_failing = True
-            else:
-                self._is_failing = False
+            await self._write()
 
     async def _write(self) -> None:
         wanted = self._wanted
         for key in self._having - ({wanted[0]} if wanted is not None else set()):
             pod = self._pods.get(key)
-            if pod is not None:
-                await self._apply(key, pod.metadata.uid, "False", "NotSetAside", "")
+            if pod is None:
+                continue
+            written = await self._apply(key, pod.metadata.uid, "False", "NotSetAside", "")
+            if written is Written.FAILED:
+                return
         if wanted is not None and self._written != wanted[2]:
             key, uid, message = wanted
-            await self._apply(key, uid, "True", "WaitedForLong", message)
-            if self._wanted == wanted:
+            written = await self._apply(key, uid, "True", "WaitedForLong", message)
+            if written is Written.DONE and self._wanted == wanted:
                 self._written = message
 
-    async def _apply(self, key: ObjectKey, uid: str, status: str, reason: str, message: str) -> None:
-        condition = {
-            "type": names.SET_ASIDE_CONDITION,
-            "status": status,
-            "reason": reason,
-            "message": message,
-            "lastTransitionTime": rfc3339(self._clock.now()),
-        }
-        body: dict[str, Any] = {
-            "apiVersion": PODS.api_version,
-            "kind": PODS.kind,
-            "metadata": {"name": key.name, "namespace": key.namespace, "uid": uid},
-            "status": {"conditions": [condition]},
-        }
-        await self._client.apply(
-            PODS, body, field_manager=names.SET_ASIDE_FIELD_MANAGER, subresource="status", force=True
-        )
+    async def _apply(self, key: ObjectKey, uid: str, status: str, reason: str, message: str) -> Written:
+        said = {"status": status, "reason": reason, "message": message}
+        return await self._condition.try_to_apply(key, uid, said, rfc3339(self._clock.now()))
