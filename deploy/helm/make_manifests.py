@@ -159,22 +159,22 @@ def manifests(helm: str) -> Iterator[tuple[Path, str]]:
 HEAD = """\
 # Values of the chart
 
-Made from `deploy/helm/dra-driver/values.yaml` and its schema by `make manifests`. Unknown values, and values
-that contradict each other, are refused with the reason.
-
-| value | type | default | |
-| --- | --- | --- | --- |"""
+Made from `deploy/helm/dra-driver/values.yaml` and its schema by `make manifests`. The chart refuses unknown
+values and values that contradict each other."""
+TABLE = "| value | default | meaning |\n| --- | --- | --- |"
 
 # Values that mean the same wherever they stand.
 COMMON: Mapping[str, str] = {
-    "create": "Off leaves the class out.",
-    "extendedResourceName": "Such as nvidia.com/gpu; empty: none.",
-    "nodeSelector": "Labels of the nodes that pods may run on.",
+    "create": "Install the class.",
+    "extendedResourceName": "Name for pods' `resources.limits`, such as nvidia.com/gpu.",
+    "nodeSelector": "Labels of nodes for the pods.",
     "podAnnotations": "Annotations of the pods.",
     "priorityClassName": "Priority of the pods.",
     "resources": "Requests and limits of the container.",
-    "tolerations": "Taints of nodes that do not keep the pods off.",
+    "tolerations": "Tolerations of the pods.",
 }
+_PAGE = re.compile(r"docs/([\w-]+)\.md")
+_CLASSES = re.compile(r"^deviceClasses\.\w+\.")
 _KEY = re.compile(r"^(?P<indent> *)(?P<key>[A-Za-z][A-Za-z0-9]*):(?P<rest>.*)$")
 
 
@@ -201,12 +201,25 @@ def reference() -> str:
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     said = comments()
-    lines = [HEAD]
+    sections: dict[str, list[str]] = {}
     for path, part, default in _leaves(schema, values):
         text = said.get(path) or COMMON[path.rpartition(".")[2]]
-        lines.append(f"| `{path}` | {_type(part)} | `{json.dumps(default)}` | {text} |")
-    groups = [f"* `{path}`: {text}" for path, text in said.items() if _is_group(schema, path)]
-    return "\n".join([*lines, "", "Groups of values:", "", *groups, ""])
+        first, has_more, _ = path.partition(".")
+        rows = sections.setdefault(first if has_more else "General", [])
+        name = _CLASSES.sub("deviceClasses.CLASS.", path)
+        row = f"| `{name}` | {_default(part, default)} | {text} |"
+        if row not in rows:
+            rows.append(row)
+    lines = [HEAD]
+    for section, rows in sections.items():
+        lines += ["", f"## {section}", ""]
+        groups = [(p, said[p]) for p in said if p.split(".")[0] == section and _is_group(schema, p)]
+        for path, text in groups:
+            lines.append(text if path == section else f"* `{path}`: {text}")
+            lines += [""] if path == section else []
+        lines += [""] if groups and lines[-1] else []
+        lines += [TABLE, *rows]
+    return _PAGE.sub(r"[\1](\1.md)", "\n".join([*lines, ""]))
 
 
 def _leaves(
@@ -235,14 +248,15 @@ def _is_group(schema: Mapping[str, Any], path: str) -> bool:
     return _has_keys(schema)
 
 
-def _type(part: Mapping[str, Any]) -> str:
+def _default(part: Mapping[str, Any], default: Any) -> str:
+    """Return the default, and what else is allowed."""
+    found = f"`{default if isinstance(default, str) and default else json.dumps(default)}`"
     if "enum" in part:
-        return ", ".join(f"`{v if isinstance(v, str) else json.dumps(v)}`" for v in part["enum"])
-    kind = part["type"]
-    name = " or ".join(kind) if isinstance(kind, list) else str(kind)
+        others = [v if isinstance(v, str) else json.dumps(v) for v in part["enum"] if v != default]
+        return f"{found}, or {', '.join(f'`{v}`' for v in others)}"
     if "minimum" in part and "maximum" in part:
-        return f"{name}, {part['minimum']} to {part['maximum']}"
-    return name
+        return f"{found} ({part['minimum']} to {part['maximum']})"
+    return found
 
 
 def main(arguments: Sequence[str]) -> int:
