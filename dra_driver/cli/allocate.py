@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument(
         "--stream",
         action="store_true",
-        help="serve on stdin and stdout: one JSON object per line (op: load, allocate, free, slice), and one "
+        help="serve requests on stdin: one JSON object per line (op: load, allocate, free, slice), with one "
         "line of answer each, in order",
     )
     allocator_manifests.add_claim_argument(parser)

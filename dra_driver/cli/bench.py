@@ -39,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     allocator.add_argument(
         "--workload", required=True, metavar="FILE", help="JSON: classes, features, workloads"
     )
-    allocator.add_argument("--name", required=True, metavar="W", help="one of the workloads of the file")
-    allocator.add_argument("--fill", metavar="FILE", help="JSON: devices that are allocated")
+    allocator.add_argument("--name", required=True, metavar="W", help="name of one workload of the file")
+    allocator.add_argument("--fill", metavar="FILE", help="JSON: devices that are allocated at the start")
     allocator.add_argument(
         "--claims", type=common.whole_number, default=1000, metavar="N", help="claims to allocate"
     )
@@ -53,8 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     allocator.add_argument(
         "--commit",
         action="store_true",
-        help="each claim keeps its devices (freed all at once when nothing is left); by default the state "
-        "stays as it is",
+        help="claims keep their devices until none are left, then all are freed; default: the state does "
+        "not change",
     )
     allocator.add_argument(
         "-o", "--output", choices=("json", "yaml"), default="json", help="form of the output"

@@ -51,7 +51,7 @@ _EPILOG = """examples:
   dra-driver cel 'device.attributes["gpu.dra-driver.dev"].?model.orValue("") == "H100-80GB-HBM3"'
   dra-driver cel 'device.driver == "gpu.dra-driver.dev"' -f slices.yaml -o wide
 
-exit status: 0 a device is selected, 1 none is, 2 it is not a selector, 3 no cluster can be read
+exit status: 0 a device is selected, 1 none is, 2 the selector is invalid, 3 the cluster cannot be read
 
 Without -f, the slices of a live cluster are read. An API server refuses a selector whose estimated cost is
 above 1,000,000; the cost on devices also counts work that Kubernetes omits."""
@@ -105,7 +105,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     allocator_manifests.add_file_argument(where)
     common.add_cluster_arguments(where)
     parser.add_argument(
-        "--cases", type=Path, metavar="FILE", help="recorded cases instead, JSON, may be gzipped"
+        "--cases",
+        type=Path,
+        metavar="FILE",
+        help="recorded cases instead of an expression: JSON, may be gzipped",
     )
     common.add_output_argument(parser, wide="a row for each device")
 

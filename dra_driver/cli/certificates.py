@@ -35,8 +35,8 @@ _EPILOG = """examples:
   dra-driver certificates                  after kubectl apply -f deploy/optional/webhooks.yaml
   dra-driver certificates --renew          after the authority's key has leaked
 
-It may be run again at any time, and be interrupted anywhere. A new authority comes beside the one that is
-there, so no review is missed; with --renew it takes its place, and for up to half a minute, until the
+You can run the command again, and interrupt it, at any time. A new authority is added beside the present
+one, so no review is missed. With --renew it replaces the present one: for up to half a minute, until the
 controllers have read it, objects are stored without a review."""
 
 
@@ -50,7 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--renew",
         action="store_true",
-        help="make a new authority although the present one is good for more than a year, and trust no other",
+        help="create a new authority even if the present one is valid for more than a year, and trust no "
+        "other",
     )
 
 

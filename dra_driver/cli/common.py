@@ -68,7 +68,7 @@ def add_output_argument(parser: argparse._ActionsContainer, wide: str = "") -> N
         "--output",
         choices=("table", *(["wide"] if wide else []), "json", "yaml"),
         default="table",
-        help=f"form of the output{more}",
+        help=f"output format{more}",
     )
 
 
@@ -83,8 +83,8 @@ def add_http_authorization_argument(parser: argparse._ActionsContainer, what: st
         "--http-authorization",
         choices=("none", "rbac"),
         default="none",
-        help=f"who may read {what}: everybody who reaches the address (none), or accounts that RBAC lets get "
-        "the path (nonResourceURLs), by the token that they send (rbac); default: none",
+        help=f"who may read {what}: everybody who reaches the address (none), or accounts that RBAC allows "
+        "to get the path (nonResourceURLs), by the token that they send (rbac); default: none",
     )
 
 
@@ -95,14 +95,14 @@ def add_driver_root_arguments(parser: argparse._ActionsContainer) -> None:
         type=Path,
         default=Path("/"),
         metavar="DIR",
-        help="where the host's file system is mounted, with NVIDIA's CDI document and driver files",
+        help="mount of the host's file system, with NVIDIA's CDI document and driver files",
     )
     parser.add_argument(
         "--nvidia-driver-root",
         default="auto",
         metavar="PATH",
-        help="where NVIDIA's driver is on the host, such as /run/nvidia/driver if a container installs it; "
-        "auto: the first of the usual places that has its libraries, of the loaded version where it is known",
+        help="root of NVIDIA's driver on the host, such as /run/nvidia/driver if a container installs it; "
+        "auto: the first usual place with its libraries, preferably of the loaded version",
     )
 
 

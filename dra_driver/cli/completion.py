@@ -33,7 +33,7 @@ is installed beside dra-driver, is in the PATH."""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     parser.epilog = _EPILOG
-    parser.add_argument("shell", choices=_SHELLS, help="which shell the function is for")
+    parser.add_argument("shell", choices=_SHELLS, help="shell for which to print the function")
 
 
 def run(args: argparse.Namespace) -> int:

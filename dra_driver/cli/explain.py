@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what is explained: pod/NAME, claim/NAME, or the pods of deploy/NAME, rs/, sts/, ds/, job/; "
         "default: all claims of the namespace",
     )
-    where = parser.add_argument_group("where to look")
+    where = parser.add_argument_group("source")
     common.add_cluster_arguments(where)
     common.add_namespace_arguments(where)
     allocator_manifests.add_file_argument(where)
@@ -92,10 +92,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--all-drivers",
         action="store_true",
-        help="also count devices of drivers that the class is not about",
+        help="also count devices of drivers from which the class selects none",
     )
     allocator_manifests.add_node_policy_argument(what)
-    shown = parser.add_argument_group("how it is shown")
+    shown = parser.add_argument_group("output")
     common.add_output_argument(shown, wide="a row for each device")
     showing.add_watch_arguments(shown)
 

@@ -36,8 +36,8 @@ COMMANDS = {
     "status": ("status", "the fleet: devices by model, node and state; the claims that wait, and why"),
     "explain": ("explain", "why a pod, a claim or a workload has its devices, or has none"),
     "plan": ("plan", "whether a workload fits, and what would make it fit"),
-    "cel": ("cel", "evaluate a device selector: which devices it takes, and what it costs"),
-    "devices": ("node.devices", "what discovery finds on this machine"),
+    "cel": ("cel", "evaluate a device selector: which devices it selects, and what it costs"),
+    "devices": ("node.devices", "show the devices that discovery finds on this machine"),
     "cdi": (
         "node.cdi",
         "CDI documents of this node: list devices, validate documents, show what a device gives a container",
@@ -50,7 +50,7 @@ COMMANDS = {
     "bench": ("bench", "measure one part, and print the result as JSON or YAML"),
     "certificates": (
         "certificates",
-        "the authority by which the API server knows the webhooks, where Helm does not bring it",
+        "create the certificate authority of the webhooks if Helm does not",
     ),
     "controller": (
         "processes.controller",
@@ -60,7 +60,7 @@ COMMANDS = {
         "processes.kubelet_plugin",
         "the node agent: discovery, registration, prepare and unprepare",
     ),
-    "sim": ("processes.sim", "one part of the embedded cluster by itself: sim apiserver"),
+    "sim": ("processes.sim", "run one part of the embedded cluster alone: sim apiserver"),
     "fake-hardware": (
         "node.fake_hardware",
         "build sysfs, procfs and dev trees of a simulated machine from its profile",

@@ -48,37 +48,37 @@ ends the search: what is known by then is printed."""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
     parser.epilog = _EPILOG
-    asked = parser.add_argument_group("what is asked")
+    asked = parser.add_argument_group("workload")
     asked.add_argument(
         "-f", "--file", metavar="FILE", nargs="+", action="extend", default=[],
         help="claims, templates, pods, Deployments, StatefulSets, Jobs, JobSets, PodGroups (YAML or JSON, "
         "several documents a file; - for stdin)",
     )  # fmt: skip
-    asked.add_argument("--claim", metavar="NS/NAME", help="a waiting claim of the cluster, in place of -f")
+    asked.add_argument("--claim", metavar="NS/NAME", help="a waiting claim of the cluster, instead of -f")
     asked.add_argument("--pod", metavar="NS/NAME", help="a waiting pod of the cluster, with its group")
     asked.add_argument(
         "-n",
         "--namespace",
         default="",
         metavar="NS",
-        help="of --claim and --pod where they name none; default: that of the context",
+        help="namespace of --claim and --pod if they name none; default: that of the context",
     )
     flags.add_request_arguments(parser)
-    _add_cluster(parser.add_argument_group("which cluster"))
-    answer = parser.add_argument_group("what to answer, and how")
-    answer.add_argument("--how-many", action="store_true", help="count how many copies of it fit")
+    _add_cluster(parser.add_argument_group("cluster"))
+    answer = parser.add_argument_group("output")
+    answer.add_argument("--how-many", action="store_true", help="count how many copies of the workload fit")
     answer.add_argument(
         "--node-profile",
         metavar="PROFILE",
         action="append",
         default=[],
-        help="a kind of node to try more of (repeatable); default: the kinds that there are",
+        help="a kind of node to add (repeatable); default: the kinds that exist",
     )
     answer.add_argument(
         "--seconds",
         metavar="S",
         default="30",
-        help="time limit for all answers; those that are not proven by then are marked",
+        help="time limit for all answers; unproven answers are marked",
     )
     common.add_output_argument(answer)
 
@@ -88,19 +88,19 @@ def _add_cluster(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--allocator",
         choices=("controller", "scheduler", ANYBODY),
-        help="who allocates from the pools that are considered; default: the controller, or any for --pod "
-        "and --claim of waiting pods without the controller's gate",
+        help="whose pools to consider; default: those of the controller, or all for --pod and --claim of "
+        "waiting pods without the controller's gate",
     )
     parser.add_argument(
         "-s", "--snapshot", metavar="FILE", nargs="+", action="extend", default=[],
-        help="exported objects in place of a live cluster: kubectl get nodes,pods,resourceslices,"
-        "resourceclaims,resourceclaimtemplates,deviceclasses -A -o json; deviceinventories as well to be "
-        "told what is not published",
+        help="exported objects instead of a live cluster: kubectl get "
+        "nodes,pods,resourceslices,resourceclaims,resourceclaimtemplates,deviceclasses -A -o json; add "
+        "deviceinventories to learn what is not published",
     )  # fmt: skip
     parser.add_argument(
         "--fleet",
         metavar="PROFILE:N,…",
-        help="a fleet in place of a live cluster: profiles and numbers of nodes, such as h100x8:40,l4x4:10",
+        help="a fleet instead of a live cluster: profiles and numbers of nodes, such as h100x8:40,l4x4:10",
     )
     parser.add_argument(
         "--partitions",

@@ -23,7 +23,7 @@ from dra_driver.structured import Strategy
 __all__ = ["add_arguments", "run"]
 
 _EPILOG = """The allocator is the controller's; only time is simulated. A claim that does not fit waits, and
-is tried again, the oldest first, whenever devices are freed; it holds up no other claim. Processors and
+is tried again, the oldest first, whenever devices are freed; it blocks no other claim. Processors and
 memory of nodes, priorities and the work of kube-scheduler are not simulated. The same arguments give the
 same numbers."""
 _FLEET: Final = "dgx-h100:12,dgx-a100-40:4,l4x8:4"
@@ -64,17 +64,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"it asks for; default: {'; '.join(workload.DEFAULT_JOBS)}",
     )
     arrivals.add_argument(
-        "--load", type=float, metavar="PART", help="part of the devices that is asked for; default: 0.6"
+        "--load",
+        type=float,
+        metavar="PART",
+        help="part of the devices that the claims would use on average; default: 0.6",
     )
     arrivals.add_argument(
-        "--seed", type=common.whole_number, metavar="N", help="of the random numbers; default: 1"
+        "--seed", type=common.whole_number, metavar="N", help="seed of the random numbers; default: 1"
     )
-    arrivals.add_argument("--days", type=common.whole_number, metavar="N", help="to be simulated; default: 7")
+    arrivals.add_argument("--days", type=common.whole_number, metavar="N", help="number of days; default: 7")
     arrivals.add_argument(
-        "--write-arrivals", type=Path, metavar="FILE", help="write the arrivals in the form of --arrivals"
+        "--write-arrivals", type=Path, metavar="FILE", help="write the generated arrivals, for --arrivals"
     )
     add_shape_argument(parser)
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the difference, as SVG")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the difference as SVG")
     common.add_output_argument(parser)
 
 

@@ -73,26 +73,26 @@ __all__ = ["Overview", "add_arguments", "look", "run"]
 _MOST_NAMESPACES: Final = 10
 _EPILOG = """examples:
   dra-driver status                        one line for each model on each node
-  dra-driver status --by model --watch     sums over the fleet, as they change
+  dra-driver status --by model --watch     sums over the fleet, and their changes
   dra-driver status --node 'rack7-*'       some nodes
   dra-driver status -n team                only what waits in a namespace
   dra-driver status --shape '8 gpu same nvlinkGroup'    how often a request still fits
 
-MEMORY is the memory that claims hold, of all that there is; it says nothing about what programs use. BUSY
-counts the devices on which something runs; it is there if nodes report it. Claims that wait for the same
+MEMORY is the memory that claims hold, out of the total. It does not say how much programs use. BUSY counts
+the devices on which something runs; the column exists if nodes report it. Claims that wait for the same
 reason share a row, and so do equal notes."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.epilog = _EPILOG
-    where = parser.add_argument_group("where to look")
+    where = parser.add_argument_group("source")
     common.add_cluster_arguments(where)
     where.add_argument(
         "--driver-name",
         action="append",
         metavar="NAME",
-        help="driver whose devices are shown (repeatable); default: all that nodes have a DeviceInventory of",
+        help="driver whose devices are shown (repeatable); default: all drivers with a DeviceInventory",
     )
     where.add_argument(
         "--node",
@@ -115,12 +115,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="namespace of the driver; without --shape, the shapes of the installation (the chart's "
         f"controller.shapes, in the ConfigMap {REQUEST_SHAPES}) are counted",
     )
-    shown = parser.add_argument_group("what is shown, and how")
+    shown = parser.add_argument_group("output")
     shown.add_argument(
         "--by",
         choices=("node", "model"),
         default="node",
-        help="one line per model on each node, or per model on all nodes",
+        help="one row per model on each node, or per model on all nodes",
     )
     shapes_argument.add_shape_argument(shown)
     common.add_output_argument(shown)

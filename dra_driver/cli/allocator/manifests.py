@@ -113,7 +113,7 @@ def add_node_policy_argument(parser: argparse._ActionsContainer) -> None:
         "--node-policy",
         choices=[p.value for p in NodePolicy],
         default=NodePolicy.PACK.value,
-        help="of nodes that are equally good: the fullest (pack, the default) or the emptiest (spread)",
+        help="among equally good nodes, prefer the fullest (pack, the default) or the emptiest (spread)",
     )
 
 

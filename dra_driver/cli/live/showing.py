@@ -29,14 +29,14 @@ def add_watch_arguments(parser: argparse._ActionsContainer) -> None:
         "-w",
         "--watch",
         action="store_true",
-        help="show it again whenever it has changed",
+        help="repeat the output when it changes",
     )
     parser.add_argument(
         "--interval",
         type=_interval,
         default=2.0,
         metavar="SECONDS",
-        help="with --watch: least time between two updates",
+        help="with --watch: minimum time between two updates",
     )
 
 

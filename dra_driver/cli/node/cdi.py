@@ -33,23 +33,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     def action_parser(name: str, text: str) -> argparse.ArgumentParser:
         return actions.add_parser(name, help=text, description=text, formatter_class=parser.formatter_class)
 
-    listing = action_parser("list", "devices of all documents, and the claims that ours are of")
+    listing = action_parser(
+        "list", "list the devices of all documents, and the claims of this driver's devices"
+    )
     validating = action_parser(
         "validate", "check documents as strictly as a runtime; exit status 1 if one would be refused"
     )
-    showing = action_parser("show", "what a container gets that asks for a device")
+    showing = action_parser("show", "show what a container with a device gets")
     for action in (listing, validating, showing):
         action.add_argument(
             "--cdi-dir",
             type=Path,
             action="append",
             metavar="DIR",
-            help="directory of CDI documents (repeatable), later ones take precedence; "
+            help="directory of CDI documents (repeatable); later ones take precedence; "
             f"default: {', '.join(map(str, _DIRECTORIES))}",
         )
         common.add_output_argument(action)
     validating.add_argument(
-        "files", type=Path, nargs="*", metavar="FILE", help="documents; default: those of --cdi-dir"
+        "files", type=Path, nargs="*", metavar="FILE", help="documents to check; default: those of --cdi-dir"
     )
     showing.add_argument(
         "device", metavar="DEVICE", help="VENDOR/CLASS=NAME, or NAMESPACE/NAME or UID of a claim"

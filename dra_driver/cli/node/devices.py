@@ -35,14 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"how to look at hardware ({', '.join(discovery.backend_names())}; simulated=dgx-h100 for a "
         "built-in profile) (repeatable); default: every built-in backend that finds its hardware",
     )
+    parser.add_argument("--sysfs-root", type=Path, default=Path("/sys"), metavar="DIR", help="mount of sysfs")
     parser.add_argument(
-        "--sysfs-root", type=Path, default=Path("/sys"), metavar="DIR", help="where sysfs is mounted"
+        "--dev-root", type=Path, default=Path("/dev"), metavar="DIR", help="directory of device nodes"
     )
     parser.add_argument(
-        "--dev-root", type=Path, default=Path("/dev"), metavar="DIR", help="where device nodes are"
-    )
-    parser.add_argument(
-        "--procfs-root", type=Path, default=Path("/proc"), metavar="DIR", help="where procfs is mounted"
+        "--procfs-root", type=Path, default=Path("/proc"), metavar="DIR", help="mount of procfs"
     )
     common.add_driver_root_arguments(parser)
     common.add_output_argument(parser)

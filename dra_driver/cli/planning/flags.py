@@ -41,9 +41,9 @@ _MOST_PODS: Final = 1024
 
 def add_request_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags that describe a request."""
-    group = parser.add_argument_group("a request in flags, in place of -f")
+    group = parser.add_argument_group("request in flags, instead of -f")
     group.add_argument("--gpus", metavar="N", help="number of devices for each pod (1 to 32); default: 1")
-    group.add_argument("--memory", metavar="AMOUNT", help="least memory of each, for example 32Gi")
+    group.add_argument("--memory", metavar="AMOUNT", help="minimum memory of each device, for example 32Gi")
     group.add_argument("--model", metavar="TEXT", help="what the model's name contains, for example H100")
     group.add_argument(
         "--same",
@@ -62,11 +62,14 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--domain",
         metavar="LEVELS",
-        help="what the nodes of all pods share, as the annotation dra-driver.dev/group-domain says it: a "
-        "node label, or attribute:NAME",
+        help="what the nodes of all pods share, as in the annotation dra-driver.dev/group-domain: a node "
+        "label, or attribute:NAME",
     )
     group.add_argument(
-        "--driver-name", metavar="NAME", default=DEFAULT_DRIVER_NAME, help="driver that the flags are about"
+        "--driver-name",
+        metavar="NAME",
+        default=DEFAULT_DRIVER_NAME,
+        help="driver of the devices that the flags request",
     )
 
 

@@ -106,7 +106,8 @@ def _add_allocation(parser: argparse._ActionsContainer) -> None:
         "--allocator",
         choices=[a.value for a in PoolAllocator],
         default=PoolAllocator.CONTROLLER.value,
-        help="allocator of the claims: this controller (devices are protected by a taint) or kube-scheduler",
+        help="who allocates claims: this controller (a taint keeps kube-scheduler off its devices) or "
+        "kube-scheduler",
     )
     parser.add_argument(
         "--strategy",
@@ -126,23 +127,23 @@ def _add_allocation(parser: argparse._ActionsContainer) -> None:
         type=int,
         default=16,
         metavar="NUMBER",
-        help="pods whose allocations are written at the same time",
+        help="number of pods whose allocations are written at the same time",
     )
     parser.add_argument(
         "--binding-timeout",
         type=float,
         default=60.0,
         metavar="SECONDS",
-        help="how long kube-scheduler may say nothing about a pod whose claims are allocated, before "
-        "they are deallocated",
+        help="time without a report of kube-scheduler on a pod with allocated claims, after which they are "
+        "deallocated",
     )
     parser.add_argument(
         "--starvation-timeout",
         type=float,
         default=300.0,
         metavar="SECONDS",
-        help="how long a pod may wait before devices are set aside for it, which pods that come after it do "
-        "not get, one pod at a time; 0: never",
+        help="waiting time after which devices are set aside for a pod, so that later pods do not get them, "
+        "for one pod at a time; 0: never",
     )
     parser.add_argument(
         "--open-pools",
@@ -155,9 +156,9 @@ def _add_allocation(parser: argparse._ActionsContainer) -> None:
         type=float,
         default=1.0,
         metavar="SECONDS",
-        help="how long kube-scheduler may look for devices because of grants, by estimate: at all nodes that "
-        "suit a pod, should its grants be in vain, and for the pods that it could not place so; beyond "
-        "that nothing is granted for more pods",
+        help="estimated time that kube-scheduler may spend on searches caused by grants: for a pod that "
+        "does not use its grants on all nodes that suit it, and for pods that it could not place; above it, "
+        "no further pods get grants",
     )
 
 
@@ -167,7 +168,7 @@ def _add_groups(parser: argparse._ActionsContainer) -> None:
         type=float,
         default=30.0,
         metavar="SECONDS",
-        help="how long pods of a group may hold devices while others of it are missing",
+        help="time for which pods of a group may hold devices while other pods of the group are missing",
     )
     parser.add_argument(
         "--group-labels",
@@ -186,15 +187,15 @@ def _add_autoscaling(parser: argparse._ActionsContainer) -> None:
         type=float,
         default=15.0,
         metavar="SECONDS",
-        help="how long a pod that only another node could serve waits before autoscalers see it, where a "
-        "DevicePolicy says that nodes may be added",
+        help="time that a pod which only another node could serve waits before autoscalers see it, if a "
+        "DevicePolicy allows nodes to be added",
     )
     parser.add_argument(
         "--scale-up-pods",
         type=int,
         default=64,
         metavar="NUMBER",
-        help="how many such pods autoscalers see at a time; 0: none",
+        help="maximum number of such pods that autoscalers see at a time; 0: none",
     )
 
 
@@ -242,7 +243,7 @@ def _add_reports(parser: argparse._ActionsContainer) -> None:
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     limits = parser.add_argument_group(
-        "limits of decisions", "A pod whose decision meets one waits, and gets the Event DecisionLimit."
+        "limits of decisions", "A pod whose decision reaches a limit waits, with the Event DecisionLimit."
     )
     limits.add_argument(
         "--decision-seconds",
@@ -276,7 +277,7 @@ def _add_preemption(parser: argparse.ArgumentParser) -> None:
         choices=[mode.value for mode in PreemptionMode],
         default=PreemptionMode.DRY_RUN.value,
         help="off: never; dry-run: only report which pods would be removed; on: remove them, which needs "
-        "rights of its own",
+        "additional permissions",
     )
     preemption.add_argument(
         "--preemption-timeout",
@@ -291,19 +292,19 @@ def _add_preemption(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=10.0,
         metavar="PODS",
-        help="how many pods are removed per minute in the long run",
+        help="maximum number of pods removed per minute, on average",
     )
     preemption.add_argument(
         "--preemption-violates-budgets",
         action=argparse.BooleanOptionalAction,
         default=False,
-        help="delete pods whose PodDisruptionBudget forbids it, where no other choice is left",
+        help="if every choice violates a PodDisruptionBudget, delete pods nevertheless",
     )
 
 
 def _add_admission(parser: argparse.ArgumentParser) -> None:
     admission = parser.add_argument_group(
-        "admission webhooks", "They check opaque parameters of our drivers when objects are written."
+        "admission webhooks", "They check opaque parameters of the drivers when objects are written."
     )
     admission.add_argument(
         "--admission-port",
@@ -335,7 +336,8 @@ def _add_admission(parser: argparse.ArgumentParser) -> None:
         "--admission-client-ca",
         type=Path,
         metavar="FILE",
-        help="answer only callers with a certificate of one of these authorities (PEM); default: anybody",
+        help="answer only callers with a certificate of one of these authorities (PEM); default: answer "
+        "everybody",
     )
     admission.add_argument(
         "--admission-client-name",

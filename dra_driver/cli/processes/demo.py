@@ -50,9 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME[=ARG]",
-        help="a further backend, such as your own: a pod gets one of its devices; those of this computer are "
-        "on a node of their own, simulated ones on all nodes; without ARG, one of a third party shows "
-        "devices that do not exist, if it has such (repeatable)",
+        help="an additional backend, such as your own; a pod gets one of its devices. Devices of this "
+        "computer are on a node of their own, simulated ones on all nodes. Without ARG, a third party's "
+        "backend shows simulated devices if it has any (repeatable)",
     )
     parser.add_argument(
         "--web",
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--faults",
         metavar="FILE|TEXT",
-        help="faults once all devices are published: a file, or statements such as 'kill plugin "
+        help="faults that begin when all devices are published: a file, or statements such as 'kill plugin "
         "node2 at 1s for 2s'; see docs/faults.md",
     )
     parser.add_argument(

@@ -51,7 +51,7 @@ def _add_node(parser: argparse._ActionsContainer) -> None:
         "--kubeconfig",
         type=Path,
         metavar="FILE",
-        help="how to reach the API server; default: the KUBECONFIG variable, then the service account",
+        help="kubeconfig; default: the KUBECONFIG variable, then the pod's service account",
     )
     parser.add_argument(
         "--driver-name", default=DEFAULT_DRIVER_NAME, metavar="NAME", help="driver name in ResourceSlices"
@@ -60,8 +60,8 @@ def _add_node(parser: argparse._ActionsContainer) -> None:
         "--instance-id",
         default="",
         metavar="ID",
-        help="part of the socket's name in which two plugins on one node differ, for updates without a "
-        "gap; in a pod: metadata.uid",
+        help="part of the socket's name that distinguishes two plugins on one node during an update; in a "
+        "pod: metadata.uid",
     )
 
 
@@ -83,21 +83,21 @@ def _add_directories(parser: argparse._ActionsContainer) -> None:
         "--registry-dir",
         type=Path,
         metavar="DIR",
-        help="where the kubelet looks for plugins; default: plugins_registry below --kubelet-dir",
+        help="directory in which the kubelet finds plugins; default: plugins_registry below --kubelet-dir",
     )
     parser.add_argument(
         "--pod-resources-socket",
         type=Path,
         metavar="PATH",
-        help="where the kubelet says which pods have which claims; default: "
-        "pod-resources/kubelet.sock below --kubelet-dir",
+        help="the kubelet's socket that lists the claims of pods; default: pod-resources/kubelet.sock below "
+        "--kubelet-dir",
     )
     parser.add_argument(
         "--cdi-dir",
         type=Path,
         default=Path("/var/run/cdi"),
         metavar="DIR",
-        help="where the container runtime reads CDI",
+        help="directory from which the container runtime reads CDI documents",
     )
     parser.add_argument(
         "--state-dir",
@@ -105,25 +105,23 @@ def _add_directories(parser: argparse._ActionsContainer) -> None:
         metavar="DIR",
         help="directory of the checkpoint; default: the driver's name below --plugins-dir",
     )
+    parser.add_argument("--sysfs-root", type=Path, default=Path("/sys"), metavar="DIR", help="mount of sysfs")
     parser.add_argument(
-        "--sysfs-root", type=Path, default=Path("/sys"), metavar="DIR", help="where sysfs is mounted"
-    )
-    parser.add_argument(
-        "--dev-root", type=Path, default=Path("/dev"), metavar="DIR", help="where device nodes are"
+        "--dev-root", type=Path, default=Path("/dev"), metavar="DIR", help="directory of device nodes"
     )
     parser.add_argument(
         "--procfs-root",
         type=Path,
         metavar="DIR",
         default=Path("/proc"),
-        help="where the host's procfs is mounted: for the boot ID, and for processes that have devices open",
+        help="mount of the host's procfs, for the boot ID and for processes that have devices open",
     )
     parser.add_argument(
         "--cgroup-root",
         type=Path,
         metavar="DIR",
         default=Path("/sys/fs/cgroup"),
-        help="where the host's cgroup file system is mounted: devices stay with a claim while its pods have "
+        help="mount of the host's cgroup file system; a claim keeps its devices while its pods have "
         "processes there",
     )
 
@@ -149,23 +147,24 @@ def _add_discovery(parser: argparse._ActionsContainer) -> None:
         type=float,
         default=60.0,
         metavar="SECONDS",
-        help="time after which a driver or library that does not answer counts as hanging: its devices get "
-        "nothing new then, and their health is unknown",
+        help="time after which a driver or library that does not answer counts as hanging; its devices then "
+        "get no new claims, and their health is unknown",
     )
     parser.add_argument(
         "--busy-threshold",
         type=float,
         default=5.0,
         metavar="PERCENT",
-        help="load from which on a device counts as busy, and is allocated after idle ones that are equally "
-        "good; below half of it the device is idle",
+        help="load at which a device counts as busy; equally good idle devices are allocated first. Below "
+        "half of it, the device is idle",
     )
     parser.add_argument(
         "--busy-seconds",
         type=float,
         default=60.0,
         metavar="SECONDS",
-        help="period over which the load is averaged, and must stay, before it is reported; 60 or more",
+        help="period over which the load is averaged, and for which it must last before it is reported; at "
+        "least 60",
     )
 
 
@@ -175,8 +174,8 @@ def _add_nvidia(parser: argparse._ActionsContainer) -> None:
         "--nvidia-cdi-hook",
         default="",
         metavar="PATH",
-        help="NVIDIA's program nvidia-cdi-hook on the host; default: searched in the usual places; "
-        "containers start without it if it is missing",
+        help="NVIDIA's program nvidia-cdi-hook on the host; default: the usual places. Containers also "
+        "start without it",
     )
     parser.add_argument(
         "--nvidia-smi",
@@ -188,20 +187,20 @@ def _add_nvidia(parser: argparse._ActionsContainer) -> None:
         "--mps-control",
         default="nvidia-cuda-mps-control",
         metavar="PATH",
-        help="NVIDIA's MPS control daemon; if it is missing, nothing is shared by MPS",
+        help="NVIDIA's MPS control daemon; without it, there is no MPS",
     )
     parser.add_argument(
         "--mps-launcher",
         choices=("auto", "systemd", "session"),
         default="auto",
-        help="how MPS daemons, which outlive the plugin, are run: as systemd units, or in own sessions",
+        help="how MPS daemons run, which outlive the plugin: as systemd units, or in sessions of their own",
     )
     parser.add_argument(
         "--mps-shared-memory",
         type=_bytes,
         default="8Gi",
         metavar="AMOUNT",
-        help="what all containers that share one GPU by MPS may use together as /dev/shm",
+        help="maximum size of /dev/shm for all containers together that share one GPU by MPS",
     )
     parser.add_argument(
         "--destroy-unowned-partitions",
@@ -231,16 +230,16 @@ def _add_containers(parser: argparse._ActionsContainer) -> None:
         action="append",
         default=[],
         metavar="NAMESPACE",
-        help="with --passthrough: namespace whose claims may have it if the parameters of their DeviceClass "
-        "ask for it (repeatable); default: every namespace",
+        help="with --passthrough: namespace whose claims may use it if the parameters of their DeviceClass "
+        "request it (repeatable); default: every namespace",
     )
     parser.add_argument(
         "--passthrough-claim-namespace",
         action="append",
         default=[],
         metavar="NAMESPACE",
-        help="with --passthrough: namespace whose claims may have it by their own parameters alone, * for "
-        "every one (repeatable); default: none",
+        help="with --passthrough: namespace whose claims may request it in their own parameters; * for all "
+        "(repeatable); default: none",
     )
 
 
@@ -249,23 +248,24 @@ def _add_publication(parser: argparse._ActionsContainer) -> None:
         "--publish",
         choices=("controller", "node"),
         default="controller",
-        help="publisher of the node's ResourceSlices: our controller, or this agent if there is no "
+        help="publisher of the node's ResourceSlices: the driver's controller, or this agent if there is no "
         "controller (whole devices, allocated by kube-scheduler; needs deploy/optional/publish-node.yaml)",
     )
     parser.add_argument(
         "--beside-device-plugin",
         choices=(WITHHOLD, PUBLISH),
         default=WITHHOLD,
-        help="with --publish=node: whether devices are published that a device plugin of the node (its "
-        "status.capacity counts nvidia.com/gpu, for example) seems to hand out; publish only if it "
-        "leaves these alone, otherwise they are given away twice",
+        help="with --publish=node: whether to publish devices that a device plugin of the node seems to "
+        "hand out (status.capacity counts nvidia.com/gpu, for example); choose publish only if it does not "
+        "hand them out, otherwise two pods get one device",
     )
     parser.add_argument(
         "--beside-other-driver",
         choices=(WITHHOLD, PUBLISH),
         default=WITHHOLD,
-        help="with --publish=node: whether devices are published that another DRA driver publishes for the "
-        "node (with the same PCI address or UUID); publish only if one of the two never gives them to pods",
+        help="with --publish=node: whether to publish devices that another DRA driver publishes for the "
+        "node (with the same PCI address or UUID); choose publish only if one of the two never hands them "
+        "out",
     )
 
 
@@ -274,8 +274,8 @@ def _add_http(parser: argparse._ActionsContainer) -> None:
         "--metrics-address",
         default="",
         metavar="HOST:PORT",
-        help="where /metrics, /healthz, /readyz and /debug/state are served, for example 127.0.0.1:9400 or "
-        ":9400; names of claims and pods are in the first and the last; default: not served",
+        help="address of /metrics, /healthz, /readyz and /debug/state, for example 127.0.0.1:9400 or :9400; "
+        "/metrics and /debug/state contain names of claims and pods; default: not served",
     )
     common.add_http_authorization_argument(parser, "/metrics and /debug/state")
 

@@ -42,7 +42,8 @@ def _service(text: str) -> tuple[str, str]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``dra-driver sim``."""
     parts = parser.add_subparsers(dest="part", metavar="PART", required=True)
-    text = "the API server alone, with our CustomResourceDefinitions and DeviceClasses; runs until SIGTERM"
+    text = "the API server alone, with the driver's CustomResourceDefinitions and DeviceClasses; runs until "
+    "SIGTERM"
     server = parts.add_parser(
         "apiserver", help=text, description=text, formatter_class=parser.formatter_class
     )
@@ -64,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--data",
         type=Path,
         metavar="FILE",
-        help="keep the objects in this file, and start with those that are in it",
+        help="keep the objects in this file, and start with those in it",
     )
     server.add_argument(
         "--service",
@@ -72,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAMESPACE/NAME=HOST:PORT",
-        help="address of the Service of an admission webhook, as there are no pods here (repeatable)",
+        help="address behind the Service of an admission webhook, because no pods run here (repeatable)",
     )
     server.add_argument(
         "--kubernetes",
@@ -91,8 +92,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     server.add_argument(
         "--faults",
         metavar="FILE|TEXT",
-        help="faults: a file, or statements such as 'error 429 10%% on patch; drop watches every "
-        "3s'; see docs/faults.md",
+        help="a file with faults, or statements such as 'error 429 10%% on patch; drop watches every 3s'; "
+        "see docs/faults.md",
     )
 
 
