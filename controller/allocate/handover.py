@@ -9,11 +9,10 @@ from controller.allocate.attempts import Attempt, Attempts
 from controller.allocate.decide import GroupMembers, PodExpected, PodID, claims_of, is_finished, node_of
 from controller.allocate.reporting import AllocationReports
 from controller.allocate.state.known_pods import KnownPods
+from controller.allocate.state.records import Mark, PodRecords
 from controller.allocate.wakeups import Wakeups
 from controller.allocate.writer import Writer
 from dra_driver.api.core import Pod
-from dra_driver.api.meta import Uid
-from dra_driver.kube import Handler
 from dra_driver.ports import Clock
 from dra_driver.resourceclaim import is_gated, is_served
 from dra_driver.trimming import MOST_GATES
@@ -33,6 +32,7 @@ class HandOver:
         reports: AllocationReports,
         clock: Clock,
         schedulers: Collection[str],
+        records: PodRecords,
         pods: KnownPods,
     ) -> None:
         """Connect the parts; they are those of ``Allocator``."""
@@ -43,9 +43,8 @@ class HandOver:
         self._reports = reports
         self._clock = clock
         self._schedulers = schedulers
+        self._records = records
         self._pods = pods
-        self._ungated: set[Uid] = set()
-        pods.follow(Handler(deleted=lambda pod: self._ungated.discard(pod.metadata.uid)))
 
     async def proceed(self, pod: Pod) -> None:
         """Hand a pod over to kube-scheduler, if that has not been done."""
@@ -102,10 +101,9 @@ class HandOver:
         """
         if len(pod.spec.scheduling_gates) > MOST_GATES:
             return
-        if is_gated(pod) and pod.metadata.uid not in self._ungated:
+        if is_gated(pod) and not self._records.has(pod, Mark.UNGATED):
             await self._writer.ungate(pod)
-            if self._pods.get(pod.key) is not None:  # the uid of a pod that is gone would never be forgotten
-                self._ungated.add(pod.metadata.uid)
+            self._records.mark(pod, Mark.UNGATED)
 
     def served(self, pod: Pod) -> None:
         """Note that a pod waits no longer."""

@@ -38,6 +38,7 @@ from controller.allocate.reporting import AllocationReports
 from controller.allocate.settling import Settling
 from controller.allocate.state.assume_cache import AssumeCache
 from controller.allocate.state.known_pods import KnownPods
+from controller.allocate.state.records import Mark, PodRecords
 from controller.allocate.wakeups import Wakeups
 from controller.allocate.writer import Writer
 from controller.observe.tracing import span
@@ -81,6 +82,7 @@ class Allocator:
         mode: Callable[[], PoolAllocator],
         schedulers: Collection[str],
         groups: GroupFinder,
+        records: PodRecords,
         pods: KnownPods,
         granter: Granter | None = None,
     ) -> None:
@@ -99,6 +101,7 @@ class Allocator:
             mode: who allocates at present; SCHEDULER: gates are removed, nothing is allocated.
             schedulers: whose pods are served.
             groups: finds the other members of a pod's group.
+            records: of the pods.
             pods: all namespaces.
             granter: grants devices to kube-scheduler; if None, nothing is granted.
         """
@@ -113,9 +116,12 @@ class Allocator:
         self._clock = clock
         self._mode = mode
         self._groups = groups
+        self._records = records
         self._pods = pods
         self._granter = granter
-        self._hand_over = HandOver(journal, attempts, wakeups, writer, reports, clock, schedulers, pods)
+        self._hand_over = HandOver(
+            journal, attempts, wakeups, writer, reports, clock, schedulers, records, pods
+        )
         self._settling = Settling(attempts, groups, pods)
 
     def reason(self, pod: ObjectKey) -> str:
@@ -150,8 +156,8 @@ class Allocator:
         pod = self._pods.get(key)
         if pod is None:
             return
-        self._wakeups.passed.discard(key)
-        self._wakeups.lacking_volumes.discard(key)
+        self._records.clear(pod, Mark.LEFT_TO_SCHEDULER)
+        self._records.clear(pod, Mark.LACKS_VOLUMES)
         if is_ending(pod):
             self._hand_over.served(pod)
             return
@@ -162,7 +168,7 @@ class Allocator:
             return
         if not needs_devices or self._mode() is PoolAllocator.SCHEDULER:
             if uses_claims(pod) and not pod.spec.node_name:
-                self._wakeups.passed.add(key)
+                self._records.mark(pod, Mark.LEFT_TO_SCHEDULER)
             await self._hand_over.proceed(pod)
             return
         if not (pod.spec.node_name or is_served(pod, self._schedulers)):
@@ -201,7 +207,7 @@ class Allocator:
     async def _ask(self, pod: Pod, lane: Lane) -> tuple[PodAnswer, Answered] | None:
         """Ask what is to be done; pods of lower priority are asked about after those that follow from it."""
         grants = self._granter is not None and self._granter.serves_instead(pod)
-        awaited = pod.metadata.uid in self._wakeups.seen_bound
+        awaited = self._records.has(pod, Mark.SEEN_BOUND)
         if lane is Lane.SLOW:
             return await self._decider.decide(pod, lane, grants=grants, awaited=awaited)
         with self._wakeups.queue.holding(self._wakeups.rank(pod.key).level):
@@ -214,9 +220,9 @@ class Allocator:
     def _may_be_allocated(self, pod: Pod, lane: Lane) -> bool:
         """Return whether claims of a pod may be allocated now; see to it that it is looked at again."""
         lacks = self._pods.lacks_devices(pod)
-        if pod.metadata.uid in self._wakeups.seen_bound or not (lacks or self._wants_grant(pod)):
+        if self._records.has(pod, Mark.SEEN_BOUND) or not (lacks or self._wants_grant(pod)):
             return True
-        if lane is Lane.FAST and self._wakeups.must_wait(pod.key):
+        if lane is Lane.FAST and self._wakeups.must_wait(pod):
             return False
         if pod.spec.node_name or not lacks:
             return True
@@ -285,7 +291,7 @@ class Allocator:
         log.debug("pod waits", pod=str(pod.key), reason=decision.reason)
         self._wakeups.served(pod.key)
         if decision.volumes:
-            self._wakeups.lacking_volumes.add(pod.key)
+            self._records.mark(pod, Mark.LACKS_VOLUMES)
         self._reports.waits(pod, group, decision)
         if decision.poll:
             self._wakeups.queue.add_after(pod.key, max(decision.poll, _SOONEST_SECONDS))
@@ -306,7 +312,7 @@ class Allocator:
 
     async def _go_on(self, pod: Pod, group: GroupMembers | None, node: str | None, *, theirs: bool) -> None:
         if theirs:
-            self._wakeups.passed.add(pod.key)
+            self._records.mark(pod, Mark.LEFT_TO_SCHEDULER)
         if group is not None:
             await self._hand_over.proceed_all(group)
             return
@@ -339,7 +345,7 @@ class Allocator:
             if answer.group is None:
                 queue.add(pod.key)
             else:
-                self._wakeups.look_behind(pod.key, [p.key for p in answer.group.pods])
+                self._wakeups.look_behind(pod, [p.key for p in answer.group.pods])
             return
         following = self._wakeups.pending.add(
             pod, refusal.signature, self._rank_of(answer.group), new_node=refusal.new_node
@@ -351,7 +357,7 @@ class Allocator:
             queue.add_after(pod.key, answer.next_node)
         if refusal.claims or is_gated(pod):  # else it is not ours; kube-scheduler says what is wrong with it
             await self._reports.refused(pod, answer, refusal)
-            if pod.metadata.uid in self._wakeups.without_devices:
+            if self._records.has(pod, Mark.WITHOUT_DEVICES):
                 self._wakeups.tentative.add(pod.key)
             if refusal.elsewhere:
                 # It waits here and there from now on. The allocator that is first has it: the pools are

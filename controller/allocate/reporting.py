@@ -21,13 +21,14 @@ from controller.allocate.decide import (
     is_finished,
 )
 from controller.allocate.pending import PendingPods
+from controller.allocate.state.records import Mark, PodRecords
 from controller.observe.metrics import Metrics
 from controller.observe.reasons import WaitingReasons
 from dra_driver.api.core import PODS, Pod
-from dra_driver.api.meta import ObjectKey, Uid
+from dra_driver.api.meta import ObjectKey
 from dra_driver.api.resource import RESOURCE_CLAIMS, AllocationResult, ResourceClaim
 from dra_driver.errors import ApiError
-from dra_driver.kube import EventRecorder, Handler, Informer
+from dra_driver.kube import EventRecorder, Informer
 from dra_driver.ports import Clock
 from dra_driver.resourceclaim import is_gated, is_generated
 
@@ -58,6 +59,7 @@ class AllocationReports:
         reasons: why pods wait.
         metrics: to report to.
         clock: for the time in which pods are allocated.
+        records: of the pods.
         pods: all namespaces, with the index ``CLAIM_INDEX``.
         pending: pods that could not be served.
         is_shown: whether autoscalers see a pod without a gate for that; with whether it is of a group.
@@ -70,6 +72,7 @@ class AllocationReports:
         reasons: WaitingReasons,
         metrics: Metrics,
         clock: Clock,
+        records: PodRecords,
         pods: Informer[Pod],
         pending: PendingPods,
         is_shown: Callable[[Pod, bool], bool],
@@ -83,18 +86,7 @@ class AllocationReports:
         self._pending = pending
         self._is_shown = is_shown
         self._kept_back = kept_back
-        self._first_seen: dict[Uid, float] = {}
-        # Pods about whose claims Events say that they cannot be allocated.
-        self._refused: set[Uid] = set()
-        # Pods about which an Event says that an index is being prepared for them.
-        self._preparing: set[Uid] = set()
-        pods.add_handler(Handler(deleted=self._forget))
-
-    def _forget(self, pod: Pod) -> None:
-        """Forget a pod that is gone."""
-        self._preparing.discard(pod.metadata.uid)
-        self._first_seen.pop(pod.metadata.uid, None)
-        self._refused.discard(pod.metadata.uid)
+        self._records = records
 
     def reason(self, pod: ObjectKey) -> str:
         """Return why a pod waits; empty where it does not."""
@@ -104,7 +96,9 @@ class AllocationReports:
 
     def seen(self, pod: Pod) -> None:
         """Note when a pod is looked at for the first time."""
-        self._first_seen.setdefault(pod.metadata.uid, self._clock.monotonic())
+        record = self._records.of(pod)
+        if record.first_seen is None:
+            record.first_seen = self._clock.monotonic()
 
     def answered(self, answer: PodAnswer | None) -> None:
         """Count an answer; None stands for one that was out of date."""
@@ -115,7 +109,7 @@ class AllocationReports:
 
     def served(self, pod: Pod, *, allocated: bool) -> None:
         """Report that a pod waits no longer."""
-        self._preparing.discard(pod.metadata.uid)
+        self._records.clear(pod, Mark.INDEX_REPORTED)
         self._reasons.served(pod, allocated=allocated)
 
     # --- pods that wait -------------------------------------------------------------------------------------
@@ -167,14 +161,14 @@ class AllocationReports:
     @property
     def preparing(self) -> int:
         """Number of pods of which it is not known yet whether they can be served."""
-        return len(self._preparing)
+        return self._records.number(Mark.INDEX_REPORTED)
 
     def prepares(self, pod: Pod, decision: NotYet) -> None:
         """Report that it is not known yet whether a pod can be served."""
         self._reasons.waits(pod, "PreparingIndex", decision.message, passing=True)
         # One Event, not one for each part of the index.
-        if pod.metadata.uid not in self._preparing:
-            self._preparing.add(pod.metadata.uid)
+        if not self._records.has(pod, Mark.INDEX_REPORTED):
+            self._records.mark(pod, Mark.INDEX_REPORTED)
             self._recorder.event(PODS, pod, "Normal", "PreparingIndex", decision.message)
 
     def waits(self, pod: Pod, group: GroupMembers | None, decision: Wait) -> None:
@@ -206,7 +200,7 @@ class AllocationReports:
     async def refused(self, pod: Pod, answer: PodAnswer, refusal: Refuse) -> None:
         """Report why the claims of a pod cannot be allocated now, also to pods that ask for the same."""
         avoided = {node: round(seconds, 1) for node, seconds in answer.avoided}
-        self._preparing.discard(pod.metadata.uid)
+        self._records.clear(pod, Mark.INDEX_REPORTED)
         # A limit of ours says nothing about the cluster, and the pod's author can do something about it.
         reason = "DecisionLimit" if answer.gave_up else "FailedAllocation"
         if answer.gave_up and not answer.remembered:
@@ -216,7 +210,7 @@ class AllocationReports:
         self._recorder.event(PODS, pod, "Warning", reason, refusal.message)
         for claim in refusal.claims:
             self._recorder.event(RESOURCE_CLAIMS, claim, "Warning", reason, refusal.message)
-            self._refused.add(pod.metadata.uid)
+            self._records.mark(pod, Mark.REFUSAL_REPORTED)
         grouped = answer.group is not None
         changed = self._waits_for_devices(pod, reason, refusal, grouped=grouped)
         # What names claims of this pod is not true of another one, unless they share them.
@@ -275,7 +269,7 @@ class AllocationReports:
         Otherwise the status of the claim says the same, and a write for each claim would say it again.
         """
         devices = ", ".join(r.device for r in allocation.devices.results)
-        if pod.metadata.uid in self._refused:
+        if self._records.has(pod, Mark.REFUSAL_REPORTED):
             message = f"allocated {devices} on node {decision.node} for pod {pod.metadata.name}"
             self._recorder.event(RESOURCE_CLAIMS, claim, "Normal", "Allocated", message)
         log.info("allocated", claim=str(claim.key), node=decision.node, devices=devices)
@@ -302,8 +296,9 @@ class AllocationReports:
     def allocated(self, pod: Pod) -> None:
         """Count a pod of which all claims are allocated."""
         self._metrics.allocations.labels("allocated").inc()
-        self._refused.discard(pod.metadata.uid)
-        since = self._first_seen.pop(pod.metadata.uid, None)
+        self._records.clear(pod, Mark.REFUSAL_REPORTED)
+        record = self._records.of(pod)
+        since, record.first_seen = record.first_seen, None
         if since is not None:
             self._metrics.allocation_seconds.observe(self._clock.monotonic() - since)
 

@@ -38,10 +38,11 @@ from controller.allocate.signal import Signal
 from controller.allocate.state.assume_cache import AssumeCache
 from controller.allocate.state.known_pods import KnownPods
 from controller.allocate.state.pool_owners import CurrentOwners
+from controller.allocate.state.records import Mark, PodRecords
 from controller.allocate.walks import Walks
 from controller.config import Timings
 from dra_driver.api.core import Node, Pod
-from dra_driver.api.meta import ObjectKey, Uid
+from dra_driver.api.meta import ObjectKey
 from dra_driver.api.resource import ResourceClaim
 from dra_driver.kube import Handler, Informer, WorkQueue
 from dra_driver.ownership import PoolAllocator
@@ -64,14 +65,6 @@ class Wakeups:
         unused: claims that perhaps no pod uses.
         tentative: pods not bound yet that kube-scheduler has said something about, or nothing for long.
         pending: pods that could not be served; the first of each signature is tried when something changes.
-        passed: pods left to kube-scheduler with claims that are not allocated: what is not ours now may
-            become it.
-        seen_bound: pods with claims that were seen being bound. Only kube-scheduler can do that, while
-            anybody can make a pod with a node. One that was bound while no controller ran waits its turn.
-        without_devices: pods that were seen being bound, or bound already, when their claims were not
-            allocated.
-        lost: pods of which kube-scheduler has deallocated a claim; their groups are looked at.
-        lacking_volumes: pods that can be placed nowhere because of their volumes.
         unused_later: claims that no pod uses, in pools that are not ours to decide on for the moment.
     """
 
@@ -87,6 +80,7 @@ class Wakeups:
         deallocator: Deallocator,
         taken_back: Signal[[Pod, TakenBack]],
         *,
+        records: PodRecords,
         pods: Informer[Pod],
         claims: Informer[ResourceClaim],
         nodes: Informer[Node],
@@ -106,6 +100,7 @@ class Wakeups:
             attempts: the pods that are with kube-scheduler.
             deallocator: knows which deallocations are ours.
             taken_back: sent with each pod that loses its allocations.
+            records: of the pods.
             pods: with indices, of which each key is a namespace and a name, and ``NODE_INDEX``.
             claims: all namespaces.
             nodes: all.
@@ -114,6 +109,7 @@ class Wakeups:
             wants_grant: whether a pod needs devices without naming claims.
         """
         self._wants_grant = wants_grant
+        self._records = records
         self._timings = timings
         self._clock = clock
         self._mode = mode
@@ -127,14 +123,11 @@ class Wakeups:
         self._informer = pods
         self._known = KnownPods(pods, assume_cache)
         self.groups_of = groups_of
-        self._passed_at = (PoolAllocator.CONTROLLER, -1)
+        self._left_at = (PoolAllocator.CONTROLLER, -1)
         self._timer: asyncio.TimerHandle | None = None
         # Groups of which members have ended, to be looked at soon.
         self._groups: set[tuple[str, str]] = set()
         self._groups_timer: asyncio.TimerHandle | None = None
-        # Pods to be looked at after those before them; pods that were so, and must not wait again.
-        self._behind: set[ObjectKey] = set()
-        self._waited: set[ObjectKey] = set()
         self.queue: WorkQueue[ObjectKey] = WorkQueue(
             "allocator", max_delay=30.0, tenant=_namespace, order=self._order
         )
@@ -144,11 +137,6 @@ class Wakeups:
         self.unused: WorkQueue[ObjectKey] = WorkQueue("unused claims", max_delay=30.0)
         self.tentative: WorkQueue[ObjectKey] = WorkQueue("tentative allocations", max_delay=5.0)
         self.pending = PendingPods()
-        self.passed: set[ObjectKey] = set()
-        self.seen_bound: set[Uid] = set()
-        self.without_devices: set[Uid] = set()
-        self.lost: set[ObjectKey] = set()
-        self.lacking_volumes: set[ObjectKey] = set()
         self.unused_later: set[ObjectKey] = set()
         # By namespace, index and name.
         self._users: Walks[tuple[str, str, str]] = Walks(self._users_in, self.queue.add)
@@ -195,29 +183,28 @@ class Wakeups:
     def _order_in_turn(self, key: ObjectKey) -> tuple[int, Rank]:
         return 0, self.rank(key)
 
-    def must_wait(self, key: ObjectKey) -> bool:
+    def must_wait(self, pod: Pod) -> bool:
         """Return whether pods before this one are looked at first; it is looked at after them.
 
         Something has changed for the better that they do not know of. A pod waits once for each time that it
         is looked at, so that changes that come one after the other do not keep it waiting.
         """
-        if key in self._waited:
-            self._waited.discard(key)
+        if self._records.clear(pod, Mark.HAS_WAITED):
             return False
         first = self.pending.first() if self._timer is not None else None
-        if first is None or self.rank(key) <= first:
+        if first is None or self.rank(pod.key) <= first:
             return False
-        self._behind.add(key)
+        self._records.mark(pod, Mark.BEHIND)
         return True
 
-    def look_behind(self, key: ObjectKey, group: Iterable[ObjectKey]) -> None:
+    def look_behind(self, pod: Pod, group: Iterable[ObjectKey]) -> None:
         """Look at a group that gave back what it held after the pods that wait now: it had its turn."""
         for member in group:
             self.served(member)
         if self._timer is None:
-            self.queue.add(key)
+            self.queue.add(pod.key)
         else:
-            self._behind.add(key)
+            self._records.mark(pod, Mark.BEHIND)
 
     # --- changes for the better -----------------------------------------------------------------------------
 
@@ -236,7 +223,8 @@ class Wakeups:
 
     def look_again(self) -> None:
         """Look at waiting pods again soon: one of them did not know of the last change."""
-        if self._timer is None and (len(self.pending) or self.passed or self.unused_later):
+        left = self._records.number(Mark.LEFT_TO_SCHEDULER)
+        if self._timer is None and (len(self.pending) or left or self.unused_later):
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._timings.wake, self._wake_now)
 
@@ -244,18 +232,16 @@ class Wakeups:
         self._timer = None
         for key in self.pending.heads():
             self.queue.add(key)
-        behind, self._behind = self._behind, set()
-        self._waited |= behind
-        for key in sorted(behind, key=self.rank):
+        for key in sorted(self._records.turn(Mark.BEHIND, Mark.HAS_WAITED), key=self.rank):
             self.queue.add(key)
         later, self.unused_later = self.unused_later, set()
         for key in later:
             self.unused.add(key)
         now = (self._mode(), self._owners.version)
-        if self.passed and now != self._passed_at:
-            for key in self.passed:
+        if now != self._left_at:
+            for key in self._records.marked(Mark.LEFT_TO_SCHEDULER):
                 self.queue.add(key)
-        self._passed_at = now
+        self._left_at = now
 
     def served(self, key: ObjectKey) -> None:
         """Note that a pod waits no longer; the next one that asks for the same may be served now as well."""
@@ -292,14 +278,17 @@ class Wakeups:
                 self.queue.add(first)
 
     def _waits_for_devices(self, pod: Pod) -> bool:
-        waits = not (pod.spec.node_name or foreign_gates(pod) or pod.key in self.passed)
+        left = self._records.has(pod, Mark.LEFT_TO_SCHEDULER)
+        waits = not (pod.spec.node_name or foreign_gates(pod) or left)
         return waits and uses_claims(pod) and (is_gated(pod) or self._known.lacks_devices(pod))
 
     def _look_first(self, key: ObjectKey) -> None:
         """Look first at a pod that kube-scheduler bound, if it has no devices: its kubelet waits for them."""
         pod = self._informer.get(key)
-        if pod is not None and pod.metadata.uid in self.seen_bound and self._known.lacks_devices(pod):
-            self.without_devices.add(pod.metadata.uid)
+        if pod is None or not self._records.has(pod, Mark.SEEN_BOUND):
+            return
+        if self._known.lacks_devices(pod):
+            self._records.mark(pod, Mark.WITHOUT_DEVICES)
             self.queue.add_first(pod.key)
 
     def _pod_updated(self, old: Pod, pod: Pod) -> None:
@@ -310,7 +299,7 @@ class Wakeups:
                 self.check_use(key)  # another one was generated for it
         self._pod_added(pod)
         if pod.spec.node_name and not old.spec.node_name and uses_claims(pod):
-            self.seen_bound.add(pod.metadata.uid)
+            self._records.mark(pod, Mark.SEEN_BOUND)
             self._look_first(pod.key)
         if old.status.nominated_node_name and not pod.status.nominated_node_name:
             self.look_again()  # pods that share its claims may go elsewhere now
@@ -329,13 +318,6 @@ class Wakeups:
 
     def _pod_deleted(self, pod: Pod) -> None:
         self.served(pod.key)
-        self._behind.discard(pod.key)
-        self._waited.discard(pod.key)
-        self.passed.discard(pod.key)
-        self.lost.discard(pod.key)
-        self.lacking_volumes.discard(pod.key)
-        self.without_devices.discard(pod.metadata.uid)
-        self.seen_bound.discard(pod.metadata.uid)
         self._check_claims(pod)
         self._check_group(pod)
         # It had room there, or kept others from claims that it shared with them.
@@ -442,7 +424,7 @@ class Wakeups:
                 continue
             self._journal.apply(NodeTurnedDown(uid, node, self._clock.monotonic()))
             self._taken_back.send(pod, TakenBack.UNSCHEDULABLE)
-            self.lost.add(pod.key)
+            self._records.mark(pod, Mark.LOST_TO_SCHEDULER)
             self.tentative.add(pod.key)
             log.info(
                 "kube-scheduler could not place the pod and deallocated; trying elsewhere",

@@ -87,6 +87,7 @@ class Allocation:
             reasons,
             metrics,
             env.clock,
+            state.records,
             informers.pods,
             wakeups.pending,
             lambda pod, grouped: config.scale_up_pods > 0 and added.could_take(pod, grouped=grouped),
@@ -114,6 +115,7 @@ class Allocation:
             mode,
             config.schedulers,
             groups,
+            state.records,
             state.pods,
             granter,
         )
@@ -132,6 +134,7 @@ class Allocation:
             metrics,
             env.clock,
             groups,
+            state.records,
             state.pods,
         )
         metrics.watch_unbound(attempts.__len__)

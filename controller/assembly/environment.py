@@ -15,6 +15,7 @@ from controller.allocate.state.gone_claims import GoneClaims
 from controller.allocate.state.known_pods import KnownPods
 from controller.allocate.state.pool_owners import CurrentOwners
 from controller.allocate.state.pool_states import PoolStates
+from controller.allocate.state.records import PodRecords
 from controller.allocate.worker.child import Child, WorkerChild
 from controller.allocate.worker.process import Limits, WorkerProcess
 from controller.config import ControllerConfig
@@ -82,6 +83,7 @@ class State:
         assume_cache: claims, and what is taken.
         gone_claims: what claims keep that are gone.
         pods: with their claims.
+        records: what is known of each pod beyond that.
         pools: what publishing says to allocating.
         owners: whose pools are.
         freed: devices may have become free.
@@ -94,6 +96,7 @@ class State:
     assume_cache: AssumeCache
     gone_claims: GoneClaims
     pods: KnownPods
+    records: PodRecords
     pools: PoolStates
     owners: CurrentOwners
     freed: Signal[[]]
@@ -148,6 +151,7 @@ class State:
             assume_cache=assume_cache,
             gone_claims=gone_claims,
             pods=KnownPods(informers.pods, assume_cache),
+            records=PodRecords(informers.pods),
             pools=pools,
             owners=owners,
             freed=freed,

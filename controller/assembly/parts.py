@@ -30,6 +30,7 @@ from controller.allocate.reporting import AllocationReports
 from controller.allocate.scaling import AddedNodes, ScaleUp
 from controller.allocate.signal import Signal
 from controller.allocate.state.pod_groups import PodGroupChanges
+from controller.allocate.state.records import Mark
 from controller.allocate.state.storage_changes import StorageChanges
 from controller.allocate.wakeups import Wakeups
 from controller.allocate.writer import Writer
@@ -72,6 +73,7 @@ def wakeups_of(
         attempts,
         deallocator,
         taken_back,
+        records=state.records,
         pods=informers.pods,
         claims=informers.claims,
         nodes=informers.nodes,
@@ -86,7 +88,7 @@ def wakeups_of(
         look=wakeups.queue.add,
         look_at_users=wakeups.look_at_users,
         wake=wakeups.wake,
-        lacking=lambda: wakeups.lacking_volumes,
+        lacking=lambda: state.records.marked(Mark.LACKS_VOLUMES),
     )
     PodGroupChanges(
         informers.pod_groups,

@@ -42,6 +42,7 @@ from controller.allocate.signal import Signal
 from controller.allocate.state.assume_cache import AssumeCache
 from controller.allocate.state.known_pods import KnownPods
 from controller.allocate.state.pool_owners import CurrentOwners
+from controller.allocate.state.records import Mark, PodRecords
 from controller.allocate.wakeups import Wakeups
 from controller.allocate.writer import Writer
 from controller.observe.metrics import Metrics
@@ -94,6 +95,7 @@ class TentativeAllocations:
         metrics: Metrics,
         clock: Clock,
         groups: GroupFinder,
+        records: PodRecords,
         pods: KnownPods,
     ) -> None:
         """Connect the parts, and follow the pods from now on.
@@ -112,6 +114,7 @@ class TentativeAllocations:
             metrics: to report to.
             clock: for time-outs.
             groups: finds the other members of a pod's group.
+            records: of the pods.
             pods: all namespaces.
         """
         self._seconds = seconds
@@ -127,11 +130,8 @@ class TentativeAllocations:
         self._metrics = metrics
         self._clock = clock
         self._groups = groups
+        self._records = records
         self._pods = pods
-        # Pods without devices whose nomination kube-scheduler has left, with the time from which they are so.
-        self._left: dict[Uid, float] = {}
-        # How many pods have lost their devices for one that is bound.
-        self._displaced: dict[Uid, int] = {}
         pods.follow(Handler(updated=self._updated, deleted=self._gone))
 
     def _updated(self, _: Pod, pod: Pod) -> None:
@@ -141,12 +141,11 @@ class TentativeAllocations:
             self._wakeups.next_turns()
         elif is_ending(pod):
             self._gone(pod)
-        elif self._attempts.seen(pod, now) or pod.metadata.uid in self._left:
+        elif self._attempts.seen(pod, now) or self._records.of(pod).nomination_left is not None:
             self._wakeups.tentative.add(pod.key)
 
     def _gone(self, pod: Pod) -> None:
-        self._left.pop(pod.metadata.uid, None)
-        self._displaced.pop(pod.metadata.uid, None)
+        self._records.of(pod).nomination_left = None
         self._attempts.forget(pod.metadata.uid)
         self._wakeups.look_beside(claims_of(pod))
         self._wakeups.next_turns()
@@ -160,10 +159,9 @@ class TentativeAllocations:
             ApiError: a claim cannot be deallocated now: it was reserved, perhaps.
         """
         pod = self._pods.get(key)
-        lost = key in self._wakeups.lost
-        self._wakeups.lost.discard(key)
         if pod is None:
             return
+        lost = self._records.clear(pod, Mark.LOST_TO_SCHEDULER)
         if pod.spec.node_name:
             await self._make_room(pod)
             return
@@ -172,7 +170,7 @@ class TentativeAllocations:
         preempting = self._pods.is_cleared_by_scheduler(pod.status.nominated_node_name)
         verdict = self._attempts.judge(pod, self._clock.monotonic(), preempting=preempting)
         if verdict is not None:
-            self._left.pop(pod.metadata.uid, None)  # it has devices, and may lose them to a later cycle
+            self._records.of(pod).nomination_left = None  # it has devices, and may lose them to a later cycle
         match verdict:
             case None:
                 await self._end_nomination(pod)
@@ -218,11 +216,13 @@ class TentativeAllocations:
         It would keep claims that the pod shares with others from every other node. A cycle that began before
         they were deallocated has ended by then.
         """
-        uid, now = pod.metadata.uid, self._clock.monotonic()
+        record, now = self._records.of(pod), self._clock.monotonic()
         if not (failed_before_claims(pod) and self._pods.lacks_devices(pod)):
-            self._left.pop(uid, None)
+            record.nomination_left = None
             return
-        left = self._left.setdefault(uid, now) + self._seconds - now
+        if record.nomination_left is None:
+            record.nomination_left = now
+        left = record.nomination_left + self._seconds - now
         if left > 0:
             self._wakeups.tentative.add_after(pod.key, max(left, _SOONEST_SECONDS))
         else:
@@ -323,8 +323,8 @@ class TentativeAllocations:
 
         That one is looked at next. What is reserved is never deallocated.
         """
-        uid = pod.metadata.uid
-        if self._displaced.get(uid, 0) >= _MOST_DISPLACED or not self._pods.lacks_devices(pod):
+        record = self._records.of(pod)
+        if record.displaced >= _MOST_DISPLACED or not self._pods.lacks_devices(pod):
             return
         for other in self._pods:
             attempt = self._attempts.get(other.metadata.uid)
@@ -335,7 +335,7 @@ class TentativeAllocations:
             committed = any(self._assume_cache.is_assumed(c) or c.status.reserved_for for c in claims)
             if committed or not held:
                 continue
-            self._displaced[uid] = self._displaced.get(uid, 0) + 1
+            record.displaced += 1
             verdict = Deallocate(TakenBack.DISPLACED, "a pod that is bound there needs them")
             await self._give_back(other, held, verdict)
             self._wakeups.queue.add_first(pod.key)

@@ -32,6 +32,7 @@ from controller.allocate.state.assume_cache import AssumeCache
 from controller.allocate.state.known_pods import KnownPods
 from controller.allocate.state.pool_owners import CurrentOwners
 from controller.allocate.state.pool_states import PoolStates
+from controller.allocate.state.records import Mark, PodRecords
 from controller.allocate.wakeups import Wakeups
 from controller.allocate.writer import Writer
 from controller.config import Timings
@@ -97,6 +98,7 @@ class ReleasingWorld:
         self.attempts = Attempts(BINDING_SECONDS)
         self.taken_back: Signal[[Pod, TakenBack]] = Signal()
         self.timings = Timings()
+        self.records = PodRecords(self.pods)
         self.wakeups = Wakeups(
             self.timings,
             clock,
@@ -107,6 +109,7 @@ class ReleasingWorld:
             self.attempts,
             deallocator,
             self.taken_back,
+            records=self.records,
             pods=self.pods,
             claims=claims,
             nodes=nodes,
@@ -141,6 +144,7 @@ class ReleasingWorld:
             self.metrics,
             clock,
             groups,
+            self.records,
             known,
         )
 
@@ -172,6 +176,12 @@ class ReleasingWorld:
         """Store a pod, whose UID is ``uid-NAME``."""
         body = builders.pod(name, *claims, uid=f"uid-{name}", **more)
         self.cluster.put(PODS, {**body, "status": {"phase": phase}})
+
+    def mark(self, name: str, mark: Mark) -> None:
+        """Have something be noted about a pod that the informer has shown."""
+        pod = self.pods.get(key(name))
+        assert pod is not None
+        self.records.mark(pod, mark)
 
     def assume(self, name: str, device: str) -> None:
         """Have an allocation of a claim be on its way to the API server."""

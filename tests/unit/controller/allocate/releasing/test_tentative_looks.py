@@ -12,6 +12,7 @@ from releasing_world import BINDING_SECONDS, OTHER, ReleasingWorld, key, play
 
 from controller.allocate.attempts import TakenBack
 from controller.allocate.decide import EVERYWHERE, ClaimSeen, NodeTurnedDown, PodExpected, PodID
+from controller.allocate.state.records import Mark
 from dra_driver.api.core import PODS
 from dra_driver.api.meta import Uid
 from dra_driver.api.names import (
@@ -440,16 +441,16 @@ def test_a_group_gives_back_what_it_holds_only_where_a_member_has_lost_its_devic
     async def scenario(world: ReleasingWorld) -> None:
         (other,) = await group_of(world, 2)
         if lost:
-            world.wakeups.lost.add(key("p"))
+            world.mark("p", Mark.LOST_TO_SCHEDULER)
         await looked_at(world)
         assert world.allocated(other) == ([] if lost else [other])
-        assert world.wakeups.lost == set()
+        assert world.records.number(Mark.LOST_TO_SCHEDULER) == 0
 
     play(scenario)
 
 
 async def lost(world: ReleasingWorld) -> None:
-    world.wakeups.lost.add(key("p"))
+    world.mark("p", Mark.LOST_TO_SCHEDULER)
     await looked_at(world)
     await world.seen()
 
@@ -740,10 +741,9 @@ def test_nothing_is_kept_of_pods_that_are_gone() -> None:
         await bound_without_devices(world)
         await looked_at(world, "bound")
         assert world.allocated("held") == []
-        assert world.tentative._left
-        assert world.tentative._displaced
-        for name in ("p", "bound"):
+        assert len(world.records) > 0
+        for name in ("p", "bound", "placed"):
             await world.remove(name)
-        assert (world.tentative._left, world.tentative._displaced) == ({}, {})
+        assert len(world.records) == 0
 
     play(scenario)
