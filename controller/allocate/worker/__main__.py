@@ -49,9 +49,8 @@ def main(descriptor: int, parent: int) -> int:
         except (BrokenPipeError, ConnectionResetError):
             return 0
         finally:
-            for lane in (service.slow, service.shapes, service.plans):
-                if lane is not None:
-                    lane.close()
+            for lane in service.lanes:
+                lane.close()
 
 
 def _wait(connection: socket.socket, service: Service) -> None:
@@ -59,19 +58,13 @@ def _wait(connection: socket.socket, service: Service) -> None:
     while True:
         if service.upkeep_is_due:
             service.keep_up()
-        slow = service.slow
-        others = [lane for lane in (service.shapes, service.plans) if lane is not None]
-        for lane in others:
+        for lane in service.lanes:
             lane.look()
-        copies = [pipe for lane in others for pipe in lane.pipes]
-        pipes = list(slow.pipes) if slow is not None else []
-        timeout = slow.timeout if slow is not None else None
-        timeout = _IDLE_SECONDS if timeout is None else min(timeout, _IDLE_SECONDS)
-        if service.is_preparing:
-            timeout = 0.0
+        timeouts = [timeout for lane in service.lanes if (timeout := lane.timeout) is not None]
+        timeout = 0.0 if service.is_preparing else min((*timeouts, _IDLE_SECONDS))
         # No ``select``: it takes no descriptors from 1,024 on, and the controller may have given us one.
         poll = select.poll()
-        for descriptor in (connection.fileno(), *pipes, *copies):
+        for descriptor in (connection.fileno(), *(pipe for lane in service.lanes for pipe in lane.pipes)):
             poll.register(descriptor, select.POLLIN)
         ready = [descriptor for descriptor, _ in poll.poll(math.ceil(timeout * 1000))]
         if not ready:
@@ -79,12 +72,7 @@ def _wait(connection: socket.socket, service: Service) -> None:
                 service.keep_up()
             else:
                 service.idle()
-        if slow is not None:
-            slow.look()
-            for pipe in ready:
-                if pipe in pipes:
-                    slow.read(pipe)
-        for lane in others:
+        for lane in service.lanes:
             for pipe in ready:
                 lane.read(pipe)
         if connection.fileno() in ready:

@@ -31,6 +31,7 @@ from controller.allocate.decide import (
     Write,
 )
 from controller.allocate.plans import PlanAnswer, PlanQuestion
+from controller.allocate.worker.lane import Lane as CopyLane
 from controller.allocate.worker.plan_lane import PlanLane
 from controller.allocate.worker.sent_answers import OutOfDate, decision_of, packed_answer
 from controller.allocate.worker.shape_lane import ShapeLane
@@ -93,6 +94,11 @@ class Service:
         self.slow: SlowLane | None = None
         self.shapes: ShapeLane | None = None
         self.plans: PlanLane | None = None
+
+    @property
+    def lanes(self) -> list[CopyLane]:
+        """What is worked out in copies."""
+        return [lane for lane in (self.slow, self.shapes, self.plans) if lane is not None]
 
     def handle(self, message: Frame) -> None:
         """Take in one message.
