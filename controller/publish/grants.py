@@ -23,6 +23,7 @@ from dra_driver.api.resource import ResourceSlice
 from dra_driver.kube import Handler, Informer
 from dra_driver.ownership import (
     MAX_GRANT_BYTES,
+    SHARE,
     Grants,
     PoolAllocator,
     PoolID,
@@ -188,7 +189,7 @@ class PoolGrants:
         for pool, by_unit in wanted.items():
             if self._handover(pool) is not HandoverState.OPEN:
                 return False
-            unit_of = units(self._slices_of(pool))
+            unit_of, published = units(self._slices_of(pool)), newest_devices(self._slices_of(pool))
             writing = {unit_of.get(name, name) for name in self._being_written(pool)}
             for unit, claims in by_unit.items():
                 before = self._units.get(pool, {}).get(unit, Grant())
@@ -197,7 +198,9 @@ class PoolGrants:
                 names = [name for devices in claims.values() for name in devices]
                 if not names or any(unit_of.get(name) != unit for name in names):
                     return False
-                grant, _ = advance_grant(replace(before, claims=dict(claims)), _E.GRANT, self._now)
+                shares = frozenset(name for name in names if published[name].allow_multiple_allocations)
+                begun = replace(before, claims=dict(claims), shares=shares)
+                grant, _ = advance_grant(begun, _E.GRANT, self._now)
                 made[pool, unit] = grant
         if not made or not self._wanted(made).fits:
             return False
@@ -420,7 +423,8 @@ class PoolGrants:
         devices: dict[str, set[tuple[PoolID, str]]] = {}
         for (pool, _), grant in (*self._all_units(), *(more or {}).items()):
             for key, names in grant.claims.items() if grant.state.listed else ():
-                devices.setdefault(key, set()).update((pool, name) for name in names)
+                forms = (name + SHARE if name in grant.shares else name for name in names)
+                devices.setdefault(key, set()).update((pool, form) for form in forms)
         theirs = {
             pool: self._listings.of(pool, self._inventory(pool), self._slices_of(pool), grant.kept)
             for pool, grant in self._pools.items()

@@ -2,8 +2,9 @@
 
 They stand in one object of the controller's, which an admission policy reads as its parameter whenever
 somebody allocates a claim. Once the controller has written it, the policy denies by default: a device of ours
-goes to nobody, unless its pool is kube-scheduler's or the claim has a grant for exactly this device. So a
-decision of kube-scheduler, however late it is written, takes nothing that was not given to this claim. An
+goes to nobody, unless its pool is kube-scheduler's or the claim has a grant for exactly this form of it. So a
+decision of kube-scheduler, however late it is written, takes nothing that was not given to this claim: not
+the whole of a device either of which others hold shares by now. An
 object that no controller has written yet, as an installation brings it, refuses nothing.
 
 The object has a key for each grant, so what a write of a claim costs the API server does not depend on how
@@ -108,7 +109,7 @@ def admitted(drivers: Iterable[str]) -> str:
         " || (r.driver + '/' + r.pool in variables.exceptions) != variables.default"
         f" && !({form} in variables.kept)"
         f" || {form} in variables.free"
-        " || r.driver + '/' + r.pool + '/' + r.device in variables.granted)"
+        f" || {form} in variables.granted)"
     )
 
 
@@ -150,7 +151,7 @@ class Grants:
     """What the object says.
 
     Attributes:
-        devices: by the key of the claim that kube-scheduler may allocate with them.
+        devices: forms by the key of the claim that kube-scheduler may allocate with them.
         exceptions: pools whose allocator is not the default one.
         kept: forms that are not admitted although the pool is kube-scheduler's. The controller had allocated
             what excludes them, and kube-scheduler may have decided on them before it knew; or they are not
@@ -216,7 +217,7 @@ class Grants:
     def admits(self, key: str, pool: PoolID, form: str) -> bool:
         """Return whether others than the controller may allocate a device of ours, or a share, to a claim."""
         theirs = self.allocator(pool) is PoolAllocator.SCHEDULER and (pool, form) not in self.kept
-        granted = (pool, form.removesuffix(SHARE)) in self.devices.get(key, frozenset())
+        granted = (pool, form) in self.devices.get(key, frozenset())
         return theirs or (pool, form) in self.free or granted
 
     @property

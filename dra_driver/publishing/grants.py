@@ -143,6 +143,8 @@ class Grant:
         claims: the devices that kube-scheduler may allocate, by the key of the claim in the object
             (``dra_driver.ownership.grant_key``): claims of one pod may take parts of one GPU. Empty for a
             pool, which is granted to every claim.
+        shares: those of the devices that are granted as shares: they were published so when the grant began.
+            What kube-scheduler decides on another form of a device takes no account of who holds it now.
         kept: of a pool, devices that the controller had allocated when it gave the pool away, and that have
             not been free since: kube-scheduler may have decided on them before it knew.
         since: monotonic time in seconds at which ``CLOSING`` began.
@@ -151,6 +153,7 @@ class Grant:
 
     state: GrantState = GrantState.OURS
     claims: Mapping[str, frozenset[str]] = field(default_factory=lambda: MappingProxyType({}), hash=False)
+    shares: frozenset[str] = frozenset()
     kept: frozenset[str] = frozenset()
     since: float = 0.0
     turn: int = 0

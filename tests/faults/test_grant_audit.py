@@ -46,7 +46,9 @@ def world(grants: Grants) -> Store:
 
 
 def allocate(store: Store, manager: str, device: str) -> None:
-    claim = builders.claim("c", status=builders.allocation(builders.result("n1", device)))
+    name, _, share = device.partition("#")
+    result = {**builders.result("n1", name), **({"shareID": "s"} if share else {})}
+    claim = builders.claim("c", status=builders.allocation(result))
     fields: dict[str, Any] = {"f:status": {"f:allocation": {}}}
     claim["metadata"]["uid"] = "u"
     claim["metadata"]["managedFields"] = [{"manager": manager, "fieldsV1": fields}]
@@ -61,6 +63,7 @@ def allocate(store: Store, manager: str, device: str) -> None:
         ("controller", "gpu-1", ""),
         ("scheduler", "gpu-0", ""),
         ("scheduler", "gpu-1", "was allocated by others to _claim_u, which has no grant for it"),
+        ("scheduler", "gpu-0#share", "gpu-0#share of"),
     ],
 )
 def test_each_allocates_what_is_its_own(manager: str, device: str, found: str) -> None:

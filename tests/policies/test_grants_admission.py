@@ -28,6 +28,7 @@ from dra_driver.kube import KubeApi
 from dra_driver.ownership import (
     MAX_GRANT_BYTES,
     MAX_LISTED,
+    SHARE,
     VARIABLES,
     Grants,
     PoolID,
@@ -48,6 +49,7 @@ POOL = PoolID(OURS, PoolName(NODE))
 # Longest results of a claim, and longest names.
 MOST_RESULTS = 32
 SECONDS = 60.0
+SHARE_ID = "00000000-0000-4000-8000-000000000001"
 
 Body = dict[str, Any]
 
@@ -147,6 +149,13 @@ class World:
             return refusing_policy(e) or str(e)
         return ""
 
+    async def keeps_shares(self) -> bool:
+        """Return whether the API server keeps which share of a device a result is."""
+        body = {"status": {"allocation": allocation({**result(THEIRS, NODE), "shareID": SHARE_ID})}}
+        path, query = f"{CLAIMS}/probe/status", {"dryRun": "All"}
+        kept = await self.api._call("PATCH", path, query=query, body=body, content_type=MERGE)
+        return SHARE_ID.encode() in kept
+
     async def until(self, claim: str, results: list[Body], verdict: str) -> float:
         """Wait until the verdict is this one; return the seconds that it took."""
         began = time.perf_counter()
@@ -217,6 +226,23 @@ def test_only_a_grant_lets_others_allocate_devices_of_ours(kind: str, tmp_path: 
         await world.until("c", [result(OURS, NODE)], POLICY)
         await world.write(Grants(exceptions=frozenset({POOL})))
         await world.until("other", [result(OURS, NODE)], "")
+
+    run(kind, tmp_path, scenario)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_grant_is_for_one_form_of_a_device(kind: str, tmp_path: Path) -> None:
+    """Whoever decided on the whole of a device, before shares of it were given out, must not get it."""
+
+    async def scenario(world: World) -> None:
+        claim = await world.claim("c")
+        whole, share = result(OURS, NODE), {**result(OURS, NODE), "shareID": SHARE_ID}
+        if not await world.keeps_shares():
+            pytest.skip("this API server drops shares (feature gate DRAConsumableCapacity)")
+        for granted, admitted_, refused in (("gpu-0" + SHARE, share, whole), ("gpu-0", whole, share)):
+            await world.write(Grants({grant_key(claim): frozenset({(POOL, granted)})}))
+            await world.until("c", [admitted_], "")
+            assert await world.allocate("c", [refused]) == POLICY
 
     run(kind, tmp_path, scenario)
 

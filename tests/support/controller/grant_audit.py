@@ -84,14 +84,15 @@ class GrantAudit:
             if result["driver"] != self._driver or result.get("adminAccess"):
                 continue
             pool, device = PoolID(self._driver, PoolName(result["pool"])), result["device"]
+            form = device + SHARE if result.get("shareID") else device
             if by_controller:
                 self.own += 1
                 for holder, other in self._excluded(pool, device):
                     yield f"the controller has allocated {device} of {pool}; {other} is granted to {holder}"
-            elif not self._grants.admits(key, pool, device + SHARE if result.get("shareID") else device):
-                yield f"{device} of {pool} was allocated by others to {key}, which has no grant for it"
+            elif not self._grants.admits(key, pool, form):
+                yield f"{form} of {pool} was allocated by others to {key}, which has no grant for it"
             else:
-                self.taken += (pool, device) in self._grants.devices.get(key, frozenset())
+                self.taken += (pool, form) in self._grants.devices.get(key, frozenset())
 
     def _excluded(self, pool: PoolID, device: str) -> Iterator[tuple[str, str]]:
         """Yield what is granted of the same unit, and to which claim."""
@@ -99,7 +100,8 @@ class GrantAudit:
         unit = of_device.get(device, device)
         for holder, granted in self._grants.devices.items():
             for of_pool, other in granted:
-                if of_pool == pool and of_device.get(other, other) == unit:
+                name = other.removesuffix(SHARE)
+                if of_pool == pool and of_device.get(name, name) == unit:
                     yield holder, other
 
     def _note(self, grants: Grants) -> None:

@@ -163,13 +163,16 @@ def test_forms_that_are_free_are_admitted_from_pools_of_the_controller(default: 
     assert admits(data, made(), result(POOL, "gpu-1", **share))
     for refused in (result(POOL, **share), result(POOL, "gpu-1"), result(POOL, "gpu-2")):
         assert not admits(data, made(), result(POOL), refused)
-    # The same for what is kept, and a grant is for the device in any form.
+    # The same for what is kept, and for grants.
     kept = Grants(default=SCHEDULER, kept=listed).data()
     assert not admits(kept, made(), result(POOL))
     assert admits(kept, made(), result(POOL, **share))
     assert not admits(kept, made(), result(POOL, "gpu-1", **share))
     assert admits(kept, made(), result(POOL, "gpu-1"))
-    assert admits(granted(made(), (POOL, "gpu-0")).data(), made(), result(POOL, **share))
+    for form, own, other in (("gpu-0", {}, share), ("gpu-0" + SHARE, share, {})):
+        of_claim = granted(made(), (POOL, form)).data()
+        assert admits(of_claim, made(), result(POOL, **own))
+        assert not admits(of_claim, made(), result(POOL, **other))
 
 
 def test_there_is_room_for_what_an_object_may_hold() -> None:

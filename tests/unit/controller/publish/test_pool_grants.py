@@ -182,6 +182,22 @@ def test_claims_of_one_pod_may_take_parts_of_one_unit_and_go_together() -> None:
     assert not world.stored.devices
 
 
+def test_a_share_is_granted_as_a_share_however_the_device_is_published_then() -> None:
+    world = World().in_force()
+    world.devices["gpu-0"]["allowMultipleAllocations"] = True
+    assert world.grants.grant(WANTED)
+    world.write()
+    assert world.admitted() == {"gpu-0" + SHARE}
+    world.devices["gpu-0"]["allowMultipleAllocations"] = False
+    assert not world.write()
+    world.grants.end(POOL, ["gpu-0"])
+    world.write()
+    world.read()
+    assert world.grants.grant(WANTED)
+    world.write()
+    assert world.admitted() == {"gpu-0"}
+
+
 @pytest.mark.parametrize(
     "why", ["tainted", "changing hands", "not in force", "granted", "written", "no unit", "nothing"]
 )
