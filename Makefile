@@ -84,7 +84,7 @@ fault-test: $(STAMP) ## N (200) random fault schedules from SEED (1) on the embe
 stop-test: $(STAMP) ## N (100) times SIGSTOP and SIGCONT of leading controllers at work; prints writes, refusals, double allocations
 	@ROUNDS=$(or $(N),100) $(VENV_BIN)/python -m pytest -s tests/sim/flows/leading/test_leader_stopped.py $(ARGS)
 
-attack: $(STAMP) ## attacks on live controllers beside honest pods; ARGS="--only NAME --seed N --nodes N", --list, --planted
+attack: $(STAMP) ## attacks on live controllers beside honest pods; ARGS="--only NAME --seed N --nodes N", --list, --planted; POOLS=tainted
 	@$(VENV_BIN)/python tests/attack/attack_test.py $(ARGS)
 
 bench: $(STAMP) ## the benchmarks; prints a table, writes build/bench.json and .svg; ARGS="NAME --docs" renews the plots of docs/performance.md

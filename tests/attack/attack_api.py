@@ -13,6 +13,7 @@ __all__ = ["MERGE_PATCH", "Api", "Manifest", "exchange"]
 
 Manifest = dict[str, Any]
 _CONNECTIONS = 12
+_ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 _PATHS = {
     "Namespace": ("/api/v1", "namespaces"),
     "Node": ("/api/v1", "nodes"),
@@ -23,6 +24,12 @@ _PATHS = {
     "ResourceSlice": ("/apis/resource.k8s.io/v1", "resourceslices"),
     "DeviceClass": ("/apis/resource.k8s.io/v1", "deviceclasses"),
     "DeviceInventory": ("/apis/dra-driver.dev/v1alpha1", "deviceinventories"),
+    "ServiceAccount": ("/api/v1", "serviceaccounts"),
+    "ConfigMap": ("/api/v1", "configmaps"),
+    "MutatingAdmissionPolicy": (_ADMISSION, "mutatingadmissionpolicies"),
+    "MutatingAdmissionPolicyBinding": (_ADMISSION, "mutatingadmissionpolicybindings"),
+    "ValidatingAdmissionPolicy": (_ADMISSION, "validatingadmissionpolicies"),
+    "ValidatingAdmissionPolicyBinding": (_ADMISSION, "validatingadmissionpolicybindings"),
     "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
 }
 

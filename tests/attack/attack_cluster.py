@@ -17,9 +17,11 @@ from apiserver_support import Connection
 from attack_api import Api, exchange
 
 from dra_driver.api.names import DEFAULT_DRIVER_NAME, RDMA_DRIVER_NAME, SYSTEM_NAMESPACE
+from dra_driver.sim.assets import own_manifests
+from dra_driver.sim.cluster import CONTROLLER_ACCOUNT
 from dra_driver.sim.processes import ManagedProcess, dra_driver_command
 
-__all__ = ["Controllers", "Replica", "api_server", "children", "until"]
+__all__ = ["Controllers", "Replica", "api_server", "children", "install_open_pools", "until"]
 
 REPLICAS = 2
 _LEADER = "dra_driver_controller_leader 1.0"
@@ -121,8 +123,15 @@ class Controllers:
     log: Callable[[str], None] = print
 
     @classmethod
-    def at(cls, api: Api, kubeconfig: Path, folder: Path) -> Controllers:
-        """Return controllers that are not started yet."""
+    def at(cls, api: Api, kubeconfig: Path, folder: Path, *, open_pools: bool) -> Controllers:
+        """Return controllers that are not started yet.
+
+        Args:
+            api: of the API server.
+            kubeconfig: with which they are started.
+            folder: for their logs.
+            open_pools: whether their pools are to be open.
+        """
         made = cls(api)
         for number in range(REPLICAS):
             health, page, webhook = _free_port(), _free_port(), _free_port()
@@ -137,6 +146,7 @@ class Controllers:
                 f"--admission-port={webhook}",
                 # No configuration has the API server call them. Honest reviews are asked here.
                 "--log-level=warning",
+                *(["--open-pools"] if open_pools else []),
             )
             name = f"controller-{number}"
             process = ManagedProcess(name, command, folder / f"{name}.log")
@@ -193,6 +203,35 @@ class Controllers:
             if replica.process.running:
                 replica.signal(signal.SIGCONT)
                 await replica.process.stop(grace=5)
+
+
+async def install_open_pools(api: Api, kubeconfig: Path, folder: Path) -> Path:
+    """Install what open pools need; return a kubeconfig of the controller's account.
+
+    The policy that keeps devices for the controller knows it by that account. All others stay an
+    administrator here, whom the policy refuses as it does everybody.
+
+    Raises:
+        RuntimeError: the API server refuses something.
+    """
+    for manifest in own_manifests(open_pools=True):
+        if manifest["kind"] == "CustomResourceDefinition":
+            continue  # the API server of ``dra-driver sim`` has them
+        status, answer = await api.create(manifest)
+        if status not in (201, 409):
+            raise RuntimeError(f"{manifest['kind']} {manifest['metadata']['name']}: {answer}")
+    namespace, name = CONTROLLER_ACCOUNT
+    path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    status, made = await api.call("POST", path, request)
+    if status != 201:
+        raise RuntimeError(f"token of the controller's account: {made}")
+    config = yaml.safe_load(kubeconfig.read_text())
+    config["users"][0]["user"] = {"token": made["status"]["token"]}
+    found = folder / "kubeconfig-of-the-controller"
+    found.touch(0o600)
+    found.write_text(yaml.safe_dump(config))
+    return found
 
 
 @contextlib.asynccontextmanager

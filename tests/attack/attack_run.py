@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TypeVar
 import attack_objects as objects
 import fleet_objects as fleet
 from attack_api import Api, Manifest, path_of
-from attack_cluster import Controllers, Replica, api_server
+from attack_cluster import Controllers, Replica, api_server, install_open_pools
 from attack_judgement import BARS, Lag, Measured, lag_between, lag_of
 from attack_load import HONEST, ClaimWatch, HonestLoad
 from attack_probes import Watchers
@@ -22,6 +23,7 @@ from attack_world import TENANT, Attack, AttackedCluster
 from controller.admission.config import OBJECT_NAME
 from controller.admission.pki import with_new_authority
 from dra_driver.api.names import RDMA_DRIVER_NAME, SYSTEM_NAMESPACE
+from dra_driver.ownership import AllocatorRecord
 
 __all__ = ["Stage", "stage"]
 
@@ -189,12 +191,15 @@ async def _side_by_side(found: Sequence[T], do: Callable[[T], Awaitable[None]]) 
 
 
 @contextlib.asynccontextmanager
-async def stage(folder: Path, nodes: int, seed: int, log: Callable[[str], None]) -> AsyncIterator[Stage]:
+async def stage(
+    folder: Path, nodes: int, seed: int, log: Callable[[str], None], *, open_pools: bool
+) -> AsyncIterator[Stage]:
     """Start everything, publish the nodes' devices, and yield when the first honest pods are served."""
     async with api_server(folder) as (api, kubeconfig):
         await _load(api, nodes)
         log(f"{nodes} nodes")
-        controllers = Controllers.at(api, kubeconfig, folder)
+        own = await install_open_pools(api, kubeconfig, folder) if open_pools else kubeconfig
+        controllers = Controllers.at(api, own, folder, open_pools=open_pools)
         controllers.log = log
         watch = ClaimWatch(api)
         load = HonestLoad(api, watch, seed)
@@ -203,7 +208,7 @@ async def stage(folder: Path, nodes: int, seed: int, log: Callable[[str], None])
         try:
             await controllers.leader(120)
             await _published(api, nodes)
-            log("published")
+            log(f"published, pools are {await _kind_of_pools(api, open_pools=open_pools)}")
             while await load.canary() > _WELL_SECONDS:
                 pass
             watchers.start()
@@ -258,6 +263,19 @@ async def _published(api: Api, nodes: int) -> None:
     while (found := await _slices(api)) < wanted:
         if time.monotonic() > deadline:
             raise TimeoutError(f"{found} of {wanted} pools are published")
+        await asyncio.sleep(1)
+
+
+async def _kind_of_pools(api: Api, *, open_pools: bool) -> object:
+    """Wait until all pools are of the kind that they are to be; return its name."""
+    wanted: object = (AllocatorRecord.OPEN if open_pools else AllocatorRecord.CONTROLLER).value
+    deadline = time.monotonic() + 300
+    while True:
+        found = Counter(i["status"]["publication"]["allocator"] for i in await api.items("DeviceInventory"))
+        if found.keys() == {wanted}:
+            return wanted
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"pools are to be {wanted}; there are {dict(found)}")
         await asyncio.sleep(1)
 
 

@@ -46,7 +46,8 @@ async def _play(
 ) -> None:
     """Play attacks; append what was measured beside each."""
     started = time.monotonic()
-    async with stage(folder, args.nodes, args.seed, _say) as live:
+    opens = args.pools == "open" and not any(attack.planted for attack in chosen)
+    async with stage(folder, args.nodes, args.seed, _say, open_pools=opens) as live:
         _say(f"ready after {time.monotonic() - started:.0f} s")
         for number, attack in enumerate(chosen, start=1):
             measured = await _tried(live, attack, args)
@@ -136,6 +137,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="say what the attacks try, and end")
     parser.add_argument(
         "--planted", action="store_true", help="commit violations, each of which must be found"
+    )
+    parser.add_argument(
+        "--pools",
+        choices=("open", "tainted"),
+        default=os.environ.get("POOLS") or "open",
+        help="how pools are kept for the controller; default: open, or what POOLS says. Planted violations "
+        "are committed in tainted pools, because the API server refuses them in open ones",
     )
     parser.add_argument("--json", type=Path, default=_OUT / "attack.json", help="where the figures go")
     return parser

@@ -49,6 +49,7 @@ def test_a_violation_is_found_beside_honest_pods(tmp_path: Path) -> None:
 @pytest.mark.nightly
 @pytest.mark.sim
 def test_attacks_are_played_and_measured(tmp_path: Path) -> None:
+    """In open pools, as by default; the violations are committed in tainted ones."""
     for record in play(tmp_path, "alternatives-alike", "honest-looking", "pods-come-and-go").values():
         check(record)
 
