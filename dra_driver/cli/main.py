@@ -18,6 +18,7 @@ from dra_driver.cli import common, completion
 from dra_driver.cli.display.helps import CommandsFormatter, HelpFormatter
 from dra_driver.cli.display.report import printable
 from dra_driver.errors import ConfigurationError, DraError, InvalidInput
+from dra_driver.suggestions import did_you_mean
 
 __all__ = ["kubectl_complete", "kubectl_dra", "main"]
 
@@ -173,6 +174,9 @@ def _parse(
             command_parser = sub
     if completion.completed_words() is not None:
         completion.complete(parser)
+    elif chosen is not None and chosen not in commands:
+        meant = did_you_mean(chosen, commands)
+        parser.error(f"there is no command {printable(chosen[:80])!r}{meant or f'; see {prog} --help'}")
     if not arguments:
         parser.print_help(sys.stderr)
         parser.exit(2)

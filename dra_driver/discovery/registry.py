@@ -11,6 +11,7 @@ from dra_driver.api import names
 from dra_driver.discovery.built_in import BUILT_IN, Roots
 from dra_driver.errors import ConfigurationError, DraError
 from dra_driver.ports import DeviceBackend
+from dra_driver.suggestions import did_you_mean
 
 __all__ = [
     "ENTRY_POINTS",
@@ -112,6 +113,7 @@ def open_backend(
     if entry is None:
         raise ConfigurationError(
             f"--backend {spec[:80]}: {name[:80]!r} is unknown; allowed are {', '.join(backend_names())}"
+            f"{did_you_mean(name, backend_names())}"
         )
     factory = _loaded(spec, entry)
     try:

@@ -27,6 +27,7 @@ from dra_driver.api.resource import (
 from dra_driver.errors import InvalidQuantity
 from dra_driver.planning import Workload
 from dra_driver.structured import GroupMember, levels_of
+from dra_driver.suggestions import did_you_mean
 
 __all__ = ["add_request_arguments", "request_given", "workload_of", "wrong_numbers"]
 
@@ -104,8 +105,11 @@ def workload_of(args: argparse.Namespace, builder: ClusterBuilder, findings: lis
         )
     if classes and name not in {c.metadata.name for c in classes}:
         flag = "--driver-name" if args.device_class is None else "--device-class"
-        known = ", ".join(sorted(c.metadata.name for c in classes)) or "none"
-        findings.append(f"{flag}: there is no DeviceClass {name or repr(name)}; there are {known}")
+        known = sorted(c.metadata.name for c in classes)
+        findings.append(
+            f"{flag}: there is no DeviceClass {name or repr(name)}; there are {', '.join(known) or 'none'}"
+            f"{did_you_mean(name, known)}"
+        )
     constraints: list[DeviceConstraint] = []
     for attribute in args.same:
         if not _ATTRIBUTE.fullmatch(attribute):

@@ -32,6 +32,7 @@ from dra_driver.discovery.simulated.device_groups import WORD, read_groups
 from dra_driver.discovery.simulated.gpu_entries import read_gpus, read_nvlink
 from dra_driver.discovery.simulated.machine import SimulatedDevice, SimulatedMachine
 from dra_driver.errors import ConfigurationError
+from dra_driver.suggestions import did_you_mean
 
 __all__ = ["built_in_profiles", "decode", "load", "read"]
 
@@ -60,7 +61,8 @@ def read(profile: str) -> str:
     known = built_in_profiles()
     if profile not in known:
         raise ConfigurationError(
-            f"simulated profile {profile[:80]!r} is unknown: allowed are {', '.join(known)}, "
+            f"simulated profile {profile[:80]!r} is unknown{did_you_mean(profile, known) or ':'} "
+            f"allowed are {', '.join(known)}, "
             "or the path of a YAML file (./NAME.yaml)"
         )
     return _FOLDER.joinpath(f"{profile}.yaml").read_text(encoding="utf-8")
