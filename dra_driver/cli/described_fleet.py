@@ -14,14 +14,12 @@ from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.api.own.inventory import DeviceInventory, DeviceInventorySpec
 from dra_driver.api.own.policy import DevicePolicy, DevicePolicySpec, PartitionPolicy
 from dra_driver.api.resource import (
-    CelSelector,
     DeviceClass,
-    DeviceClassSpec,
-    DeviceSelector,
     ResourcePool,
     ResourceSlice,
     ResourceSliceSpec,
 )
+from dra_driver.cli.allocator.own_classes import device_classes
 from dra_driver.discovery.nvidia.products import products
 from dra_driver.discovery.simulated import profile as profiles
 from dra_driver.discovery.simulated.devices import devices_of
@@ -31,15 +29,14 @@ from dra_driver.ownership import PoolAllocator
 from dra_driver.resourceslice import PublishOptions, SliceContent, build_slices
 from dra_driver.resourceslice.partitioning import ALL_PROFILES
 from dra_driver.structured.model.nodeselection import selector_matches
+from dra_driver.suggestions import did_you_mean
 
-__all__ = ["FleetObjects", "NodeFactory", "described_fleet", "device_classes", "name_of"]
+__all__ = ["FleetObjects", "NodeFactory", "described_fleet", "name_of"]
 
 _MOST_NODES: Final = 20_000
 _COUNTED: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9-]*)x([1-9][0-9]?)")
 _NUMBER: Final = re.compile(r"[0-9]{1,9}")
 _LINKED: Final = ("SXM", "HBM", "H200", "B200", "GB200", "GB300")
-_TYPES: Final = ("gpu", "mig", "partition", "vf")
-_VENDORS: Final = ("nvidia", "amd", "intel")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,22 +83,6 @@ def described_fleet(
     return FleetObjects(tuple(nodes), tuple(slices), device_classes(driver))
 
 
-def device_classes(driver: str) -> tuple[DeviceClass, ...]:
-    """Return the DeviceClasses that the chart installs, as far as they only select devices."""
-
-    def made(name: str, condition: str) -> DeviceClass:
-        expression = f'device.driver == "{driver}" && device.attributes["{driver}"].{condition}'
-        selector = DeviceSelector(cel=CelSelector(expression=expression))
-        return DeviceClass(metadata=ObjectMeta(name=name), spec=DeviceClassSpec(selectors=(selector,)))
-
-    kinds = [made(driver if k == "gpu" else f"{k}.{driver}", f'type == "{k}"') for k in _TYPES]
-    vendors = [
-        made(f"{v}.{driver}", f'type == "gpu" && device.attributes["{driver}"].vendor == "{v}"')
-        for v in _VENDORS
-    ]
-    return (*kinds, *vendors)
-
-
 def machine_of(name: str) -> SimulatedMachine:
     """Return the machine of a profile; ``h100x8`` is eight of a known GPU, linked if they can be.
 
@@ -116,10 +97,12 @@ def machine_of(name: str) -> SimulatedMachine:
     key = next((k for k in known if k.upper() == model), None)
     key = key or next((k for k in known if k.upper().startswith(f"{model}-")), None)
     if counted is None or key is None:
-        models = ", ".join(sorted({k.partition("-")[0].lower() for k in known}))
+        models = sorted({k.partition("-")[0].lower() for k in known})
+        built_in = profiles.built_in_profiles()
+        meant = did_you_mean(name, [*built_in, *(f"{m}x{counted[2] if counted else 8}" for m in models)])
         raise ConfigurationError(
-            f"profile {name!r} is unknown: allowed are GPUs and their number (h100x8; of {models}), "
-            f"{', '.join(profiles.built_in_profiles())}, or the path of a YAML file (./NAME.yaml)"
+            f"profile {name[:80]!r} is unknown{meant or ':'} allowed are GPUs and their number (h100x8; of "
+            f"{', '.join(models)}), {', '.join(built_in)}, or the path of a YAML file (./NAME.yaml)"
         )
     addresses = [f"0000:{16 + 8 * i:02x}:00.0" for i in range(number)] if number <= 30 else []
     if not addresses:
@@ -253,6 +236,7 @@ def _check_partitions(partitions: Sequence[str], profiles_of_nodes: Sequence[str
     known = ", ".join(there) or "none"
     findings = [
         f"--partitions {name}: no device of the fleet has this profile; there are {known}"
+        + did_you_mean(name, there)
         for name in partitions
         if name not in (*there, ALL_PROFILES)
     ]

@@ -33,6 +33,7 @@ from dra_driver.api.resource import (
     ResourceSlice,
 )
 from dra_driver.cli import common
+from dra_driver.cli.allocator.own_classes import missing_classes
 from dra_driver.cli.display.progress import shown_if_long
 from dra_driver.errors import DecodeError, InvalidInput
 from dra_driver.ownership import is_controller_taint
@@ -48,6 +49,7 @@ from dra_driver.structured import (
     Strategy,
     allocate,
 )
+from dra_driver.suggestions import did_you_mean
 
 __all__ = [
     "Exported",
@@ -153,6 +155,11 @@ class Manifests:
             allocated=allocated,
         )
 
+    def with_own_classes(self) -> Manifests:
+        """Return the same manifests with the driver's own DeviceClasses where they have none of the name."""
+        self.classes += missing_classes(self.classes)
+        return self
+
     def users(self) -> dict[ObjectKey, list[Pod]]:
         """Return the pods that use each claim."""
         users: dict[ObjectKey, list[Pod]] = {}
@@ -161,6 +168,10 @@ class Manifests:
                 if used.key is not None:
                     users.setdefault(used.key, []).append(pod)
         return users
+
+    def namespaces(self) -> set[str]:
+        """Return the namespaces that have claims or pods."""
+        return {o.metadata.namespace for o in (*self.claims, *self.pods)}
 
     def select(self, wanted: Sequence[str], namespace: str = "") -> list[ResourceClaim]:
         """Return the claims with these ``namespace/name`` (or ``name`` in the namespace).
@@ -176,6 +187,7 @@ class Manifests:
         claims = [c for c in self.claims if c.metadata.namespace == namespace or not namespace]
         if not claims:
             hint = "; -A looks at all namespaces" if namespace and self.claims else ""
+            hint += did_you_mean(namespace, self.namespaces()) if namespace else ""
             raise InvalidInput(f"{self.source} no ResourceClaim and no ResourceClaimTemplate{where}{hint}")
         if not wanted:
             return claims
@@ -184,7 +196,8 @@ class Manifests:
         for name in wanted:
             full = name if "/" in name else f"{namespace or 'default'}/{name}"
             if full not in by_name:
-                raise InvalidInput(f"claim {full}: no such claim; there are {_some(sorted(by_name))}")
+                there = f"there are {_some(sorted(by_name))}"
+                raise InvalidInput(f"claim {full}: no such claim; {there}{did_you_mean(full, by_name)}")
             chosen.append(by_name[full])
         return chosen
 
@@ -411,7 +424,7 @@ def run_allocate(
     Returns:
         0: all fit; 1: one does not.
     """
-    manifests = read(files)
+    manifests = read(files).with_own_classes()
     snapshot = manifests.snapshot()
     outcomes: list[tuple[ResourceClaim, Outcome]] = []
     for claim in manifests.select(wanted):

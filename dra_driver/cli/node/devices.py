@@ -43,7 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--procfs-root", type=Path, default=Path("/proc"), metavar="DIR", help="mount of procfs"
     )
     common.add_driver_root_arguments(parser)
-    common.add_output_argument(parser)
+    parser.add_argument(
+        "-o",
+        "--output",
+        choices=("table", "json", "yaml", "slices"),
+        default="table",
+        help="form of the output; slices: ResourceSlices as a controller would publish them (YAML), for "
+        "explain -f and allocate -f",
+    )
 
 
 def _open_backends(args: argparse.Namespace) -> list[LastKnownGood]:
@@ -70,7 +77,12 @@ def run(args: argparse.Namespace) -> int:
             _close(kept.backend)
     devices = [found.device for kept in backends for found in kept.devices]
     broken = [kept.report for kept in backends if kept.report.broken]
-    if args.output != "table":
+    if args.output == "slices":
+        from dra_driver.cli.node.publishing import slice_list
+
+        found = {kept.backend.name: [one.device for one in kept.devices] for kept in backends}
+        common.print_data(slice_list(platform.node().lower() or "node", found), "yaml")
+    elif args.output != "table":
         data: dict[str, object] = {"devices": [_plain(device) for device in devices]}
         if problems := _problems(backends):
             data["problems"] = problems
