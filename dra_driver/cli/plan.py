@@ -167,12 +167,15 @@ def _run(args: argparse.Namespace, progress: Callable[[str], None], done: Callab
     done()
     for note in dict.fromkeys(notes):
         print(f"note: {printable(note)}", file=sys.stderr)
+    wrong = [f"{plan.workload.name} cannot be allocated: {plan.reason}" for plan, _ in shown if plan.error]
     if args.output == "table":
-        print(printable("\n\n".join(output.text_of(plan, cluster) for plan, cluster in shown)))
+        # What is wrong with a request is an error, and said as such.
+        texts = [output.text_of(plan, cluster) for plan, cluster in shown if not plan.error]
+        if texts:
+            print(printable("\n\n".join(texts)))
     else:
         data = {"plans": [plan_data(plan, cluster) for plan, cluster in shown], "notes": notes}
         common.print_data(data, args.output)
-    wrong = [f"{plan.workload.name}: {plan.reason}" for plan, _ in shown if plan.error]
     if wrong:
         raise ConfigurationError(wrong)
     return 0 if all(plan.placed is not None for plan, _ in shown) else 1

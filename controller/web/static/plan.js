@@ -65,8 +65,7 @@ function moveParts(move) {
 }
 
 function relaxLine(part) {
-  const fits = part.fits ? "yes" : part.proven ? "no" : "not known";
-  return [part.part, part.change, fits, part.excludedDevices === null ? "–" : part.excludedDevices];
+  return [part.part, part.change, part.excludedDevices === null ? "–" : part.excludedDevices];
 }
 
 /** What would help, then what would not: whoever is called at night reads the first lines. */
@@ -86,13 +85,14 @@ function planList(plan) {
   for (const nodes of plan.addNodes.filter((n) => n.helps)) {
     entry(`More nodes like ${nodes.like}`, `${nodes.number}${nodes.proven ? "" : ` (${proofOf(nodes)})`}`);
   }
-  if (plan.relax.length) {
-    const lines = [...plan.relax].sort((a, b) => Number(Boolean(b.fits)) - Number(Boolean(a.fits)));
+  const relaxed = plan.relax.filter((part) => part.fits);
+  if (relaxed.length) {
     entry("Relax one part of the request",
-      planTable(["Part", "Change", "Fits then", "Devices excluded by it alone"], lines.map(relaxLine)));
+      planTable(["Part", "Change", "Devices excluded by it alone"], relaxed.map(relaxLine)));
   }
   if (plan.largestClaim) entry("Largest such claim that fits now", plan.largestClaim.now ? many(plan.largestClaim.now, "device") : "none");
-  const others = [["freeing holders", plan.free], ["moving holders", plan.move], ...plan.addNodes.map((n) => [`more nodes like ${n.like}`, n])];
+  const others = [["freeing holders", plan.free], ["moving holders", plan.move], ...plan.addNodes.map((n) => [`more nodes like ${n.like}`, n]),
+    ...plan.relax.filter((part) => !part.fits).map((part) => [`without ${part.part}`, { helps: part.proven ? false : null }])];
   const named = (helps) => others.filter(([, answer]) => answer.helps === helps).map(([what]) => what).join("; ");
   if (named(false)) entry("Does not help", named(false));
   if (named(null)) entry("Not found to help (not proven that it does not)", named(null));

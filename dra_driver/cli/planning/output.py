@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from controller.allocate.plans import holders_in_order, placement_data
 from dra_driver.cli.common import table
 from dra_driver.planning import Count, Holder, NewNodes, Plan, PlannedCluster
-from dra_driver.structured import GroupAllocated, GroupMember
+from dra_driver.structured import GroupAllocated, GroupMember, as_lines
 
 __all__ = ["text_of"]
 
@@ -15,7 +15,7 @@ _SHOWN = 12
 
 
 def text_of(plan: Plan, cluster: PlannedCluster) -> str:
-    """Return the answers as text."""
+    """Return the answers as text; of a request without an error."""
     return "\n".join(_lines(plan, cluster))
 
 
@@ -26,21 +26,42 @@ def _lines(plan: Plan, cluster: PlannedCluster) -> Iterator[str]:
     if plan.placed is not None:
         yield f"{name}{of} fits now:"
         yield from _where(plan.workload.members, plan.placed)
-    elif plan.error:
-        yield f"{name}{of} cannot be allocated: {plan.reason}"
     else:
         surely = "" if plan.certain else " (not proven)"
-        yield f"{name}{of} does not fit now{surely}: {plan.reason}"
+        reason, *parts = as_lines(plan.reason)
+        yield f"{name}{of} does not fit now{surely}: {reason}"
+        yield from (f"  {part}" for part in parts)
+        yield from _helps(plan, cluster)
     yield from _numbers(plan)
-    if plan.placed is None and not plan.error:
-        yield from _free_lines(plan, cluster)
-        yield from _move_lines(plan, cluster)
-        yield from (_node_line(n) for n in plan.nodes)
-        yield from _relax_lines(plan)
-    if plan.never:
-        yield f"Never: no change of these kinds makes it fit. With every holder gone: {plan.never}"
     if plan.out_of_time:
         yield f"Not finished in time (see --seconds): {', '.join(dict.fromkeys(plan.out_of_time))}"
+
+
+def _helps(plan: Plan, cluster: PlannedCluster) -> Iterator[str]:
+    """Yield the changes that make it fit, and what is not known to help; what does not help is not told."""
+    helps = [
+        *_free_lines(plan, cluster),
+        *_move_lines(plan, cluster),
+        *(_node_line(new) for new in plan.nodes if new.added is not None),
+        *_relax_lines(plan),
+    ]
+    yield from helps
+    if plan.never:
+        yield f"Never: no change of these kinds makes it fit. With every holder gone: {plan.never}"
+        return
+    if unknown := list(_unknown(plan, cluster)):
+        yield f"Not known whether it helps: {', '.join(unknown)}"
+    elif not helps:
+        yield "Nothing helps: freeing or moving holders, more nodes, or leaving out a part of the request"
+
+
+def _unknown(plan: Plan, cluster: PlannedCluster) -> Iterator[str]:
+    if cluster.holders and plan.freed is None and not plan.freeing_fails:
+        yield "freeing holders"
+    if cluster.holders and plan.moved is None and not plan.moving_fails:
+        yield "moving holders"
+    yield from (f"more nodes like {n.template.name}" for n in plan.nodes if n.added is None and not n.proven)
+    yield from (f"without {r.part}" for r in plan.relaxed if r.answer is None and not r.proven)
 
 
 def _numbers(plan: Plan) -> Iterator[str]:
@@ -70,12 +91,7 @@ def _where(members: Sequence[GroupMember], answer: GroupAllocated) -> Iterator[s
 
 
 def _free_lines(plan: Plan, cluster: PlannedCluster) -> Iterator[str]:
-    if not cluster.holders:
-        yield "Free or move holders: nothing is allocated"
-        return
     if plan.freed is None:
-        known = "it does not fit even without any of them" if plan.freeing_fails else "none found in time"
-        yield f"Free holders: {known}"
         return
     freed = plan.freed
     number = len(freed.holders)
@@ -98,15 +114,7 @@ def _row(holder: Holder) -> tuple[str, int, str, str]:
 
 
 def _move_lines(plan: Plan, cluster: PlannedCluster) -> Iterator[str]:
-    if not cluster.holders:
-        return
     if plan.moved is None:
-        known = (
-            "none can be elsewhere so that it fits"
-            if plan.moving_fails
-            else "none found (not proven that there are none)"
-        )
-        yield f"Move holders: {known}"
         return
     proof = "the fewest" if plan.moved.proven else "that fewer are not enough is not proven"
     yield (
@@ -126,22 +134,20 @@ def _move_lines(plan: Plan, cluster: PlannedCluster) -> Iterator[str]:
 
 
 def _node_line(new: NewNodes) -> str:
-    if new.added is None:
-        known = "no number of them helps" if new.proven else "none found in time"
-        return f"More nodes like {new.template.name}: {known}"
+    assert new.added is not None
     proof = "" if new.proven else " (that fewer are not enough is not proven)"
     return f"More nodes like {new.template.name}: {len(new.added.names)}{proof}"
 
 
 def _relax_lines(plan: Plan) -> Iterator[str]:
-    if not plan.relaxed:
-        return
-    yield "Relax one part of the request:"
-    rows = []
-    for r in plan.relaxed:
-        fits = "yes" if r.answer is not None else ("no" if r.proven else "not known")
-        rows.append((r.part, r.change, fits, "-" if r.excludes is None else r.excludes))
-    yield _indented(table(("PART", "CHANGE", "FITS", "DEVICES EXCLUDED"), rows))
+    rows = [
+        (r.part, r.change, "-" if r.excludes is None else r.excludes)
+        for r in plan.relaxed
+        if r.answer is not None
+    ]
+    if rows:
+        yield "Relax one part of the request:"
+        yield _indented(table(("PART", "CHANGE", "DEVICES EXCLUDED"), rows))
 
 
 def _nodes_text(answer: GroupAllocated) -> str:
