@@ -24,7 +24,7 @@ from dra_driver.api import names
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey
 from dra_driver.fleet import waiting_condition
-from dra_driver.kube import Handler, Informer, WorkQueue
+from dra_driver.kube import Handler, Informer, WorkQueue, cut_message
 from dra_driver.kube.clock import rfc3339
 from dra_driver.ports import Clock, KubeClient
 
@@ -50,9 +50,8 @@ FIGURES_SECONDS: Final = 2.0
 _FIGURES_AGE_SECONDS: Final = 60.0
 # Pods that wait, or do not any more, are written side by side, each as soon as it can be.
 _WORKERS: Final = 2
-_MESSAGE_CHARACTERS: Final = 1024
 
-_FIGURES: Final = re.compile(r"\d+")
+_FIGURES: Final = re.compile(r"\d+(?:[.,]\d+)*")
 
 
 class Reason(NamedTuple):
@@ -154,7 +153,7 @@ class WaitingReasons:
         Returns:
             Whether it did not wait before, or for another reason; other figures in the text are none.
         """
-        wanted = Reason(reason, message[:_MESSAGE_CHARACTERS])
+        wanted = Reason(reason, cut_message(message))
         key, state = pod.key, self._states.get(pod.key)
         if state is None or state.uid != pod.metadata.uid:
             state = self._states[key] = _State(pod.metadata.uid, None, *_shown(pod))
@@ -178,7 +177,7 @@ class WaitingReasons:
 
     def is_outdated(self, pod: Pod, reason: str, message: str) -> bool:
         """Return whether a pod is noted to wait for the same, with other figures."""
-        state, wanted = self._states.get(pod.key), Reason(reason, message[:_MESSAGE_CHARACTERS])
+        state, wanted = self._states.get(pod.key), Reason(reason, cut_message(message))
         if state is None or state.uid != pod.metadata.uid or state.wanted is None:
             return False
         return state.wanted != wanted and state.wanted.is_like(wanted)

@@ -35,7 +35,7 @@ from dra_driver.cli.display.report import Block, Line, Report, plain
 from dra_driver.cli.explaining.answers import Answer, answer_data, answer_report, answers
 from dra_driver.cli.explaining.grants import grant_sentences, grants_of, needs_grant
 from dra_driver.cli.explaining.missing import missing_claims
-from dra_driver.cli.explaining.targets import CLAIM, Target, is_target, parse_target, pods_of
+from dra_driver.cli.explaining.targets import CLAIM, POD, Target, is_target, parse_targets, pods_of
 from dra_driver.cli.explaining.usable_pools import unguarded_notes
 from dra_driver.cli.live import showing
 from dra_driver.cli.live.grants import read_grants
@@ -45,7 +45,8 @@ from dra_driver.fleet import GrantsShown, preemptions_of, waiting_condition, wit
 from dra_driver.kube import KubeApi
 from dra_driver.ports import KubeClient
 from dra_driver.resourceclaim import pod_claims
-from dra_driver.structured import NodePolicy, with_rules
+from dra_driver.structured import DoesNotFit, NodePolicy, with_rules
+from dra_driver.suggestions import did_you_mean
 
 __all__ = ["FAILURE", "Explained", "add_arguments", "explained", "run"]
 
@@ -74,8 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "target",
         nargs="*",
         metavar="KIND/NAME",
-        help="what is explained: pod/NAME, claim/NAME, or the pods of deploy/NAME, rs/, sts/, ds/, job/; "
-        "default: all claims of the namespace",
+        help="what is explained: pod/NAME (or pod NAME), claim/NAME, or the pods of deploy/NAME, rs/, sts/, "
+        "ds/, job/; default: all claims of the namespace",
     )
     where = parser.add_argument_group("source")
     common.add_cluster_arguments(where)
@@ -106,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0 if all claims fit or are allocated, 1 if one does not or has wrong parameters.
     """
-    targets = [parse_target(text) for text in args.target]
+    targets = parse_targets(args.target)
     if args.all_namespaces and targets:
         raise InvalidInput("KIND/NAME is of one namespace (-n), -A is for the claims of all")
     if not args.file:
@@ -119,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidInput(f"--{flag} is for a live cluster, -f for manifests; give one of them")
     if any(target.kind != CLAIM for target in targets):
         raise InvalidInput("of manifests (-f) only claims are explained: claim/NAME")
-    found = _asked(allocator_manifests.read(args.file), targets, args, args.namespace)
+    found = _asked(allocator_manifests.read(args.file).with_own_classes(), targets, args, args.namespace)
     showing.print_shown(found.shown)
     return 0 if found.fits else 1
 
@@ -302,10 +303,22 @@ def _pods(manifests: Manifests, targets: Sequence[Target], namespace: str) -> li
     for target in targets:
         of_target = pods_of(target, where, manifests.pods)
         if not of_target:
-            what = f"no {target}" if target.kind == "Pod" else f"no pod of {target}"
-            raise InvalidInput(f"there is {what} in namespace {where}")
+            raise InvalidInput(_no_pods(manifests, target, where))
         pods |= {pod.metadata.name: pod for pod in of_target}
     return list(pods.values())
+
+
+def _no_pods(manifests: Manifests, target: Target, namespace: str) -> str:
+    """Return that a target has no pods, with what it was probably meant for."""
+    what = f"no {target}" if target.kind == POD else f"no pod of {target}"
+    text = f"there is {what} in namespace {namespace}"
+    if target.kind != POD:
+        return text + did_you_mean(namespace, manifests.namespaces())
+    elsewhere = sorted(p.metadata.namespace for p in manifests.pods if p.metadata.name == target.name)
+    if elsewhere:
+        return f"{text}; namespace {elsewhere[0]} has one"
+    names = {p.metadata.name for p in manifests.pods if p.metadata.namespace == namespace}
+    return text + (did_you_mean(target.name, names) or did_you_mean(namespace, manifests.namespaces()))
 
 
 def _claims(
@@ -336,9 +349,23 @@ def _pod_data(
     }
 
 
-def _waits(message: str) -> str:
-    """Return the message of a pod's condition as a line; some of these messages begin with the verb."""
+def _waits(message: str, headlines: Sequence[str]) -> str:
+    """Return the message of a pod's condition as a line, without what is said of its claims below."""
+    for headline in headlines:
+        before, found, _ = message.partition(headline)
+        if found:
+            message = before.rstrip(": ")
+            break
+    if not message:
+        return "waits for its claims"
+    # Some of these messages begin with the verb.
     return message if message.startswith("waits ") else f"waits: {message}"
+
+
+def _headlines(pod: Pod, found: Sequence[Answer]) -> list[str]:
+    """Return what the claims of a pod ask for that do not fit."""
+    own = {used.key for used in pod_claims(pod)}
+    return [a.outcome.headline for a in found if a.claim.key in own and isinstance(a.outcome, DoesNotFit)]
 
 
 def _pods_report(
@@ -351,7 +378,8 @@ def _pods_report(
     for pod in pods:
         lines = [f"runs on node {pod.spec.node_name}"] if pod.spec.node_name else []
         condition = waiting_condition(pod)
-        lines += [_waits(str(condition.get("message") or ""))] if condition is not None else []
+        if condition is not None:
+            lines.append(_waits(str(condition.get("message") or ""), _headlines(pod, found)))
         lines += grant_sentences(manifests, pod, found, granted)
         lines += [row.sentence for row in preemptions if row.pod == str(pod.key)]
         if not any(True for _ in pod_claims(pod)):

@@ -12,7 +12,7 @@ from dra_driver.kube.backoff import Backoff
 from dra_driver.kube.changes import Changes
 from dra_driver.kube.clock import SystemClock, seconds_of
 from dra_driver.kube.delegating import Call, DelegatingClient
-from dra_driver.kube.events import EventRecorder
+from dra_driver.kube.events import EventRecorder, cut_message
 from dra_driver.kube.fence import Fence, FencedClient
 from dra_driver.kube.http.transport import KubeApi
 from dra_driver.kube.informer import Handler, Informer
@@ -34,5 +34,6 @@ __all__ = [
     "LeaderElector",
     "SystemClock",
     "WorkQueue",
+    "cut_message",
     "seconds_of",
 ]

@@ -19,7 +19,7 @@ from dra_driver.kube.clock import rfc3339
 from dra_driver.kube.workqueue import WorkQueue
 from dra_driver.ports import Clock, KubeClient
 
-__all__ = ["EventRecorder"]
+__all__ = ["EventRecorder", "cut_message"]
 
 T = TypeVar("T", bound=WireObject)
 
@@ -145,7 +145,7 @@ class EventRecorder:
         if meta.namespace:
             involved["namespace"] = meta.namespace
         now = self._clock.monotonic()
-        note = _Note(involved, meta.namespace or "default", type_, reason, about, _cut(message), now)
+        note = _Note(involved, meta.namespace or "default", type_, reason, about, cut_message(message), now)
         identity = note.identity
         known, wait = self._known.get(identity), 0.0
         if known is not None:
@@ -305,7 +305,8 @@ class _Bucket:
             self._level = min(self._size, self._level + elapsed * self._rate)
 
 
-def _cut(message: str) -> str:
+def cut_message(message: str) -> str:
+    """Return a message for people, cut at the length that the API server takes for an Event."""
     raw = message.encode()
     if len(raw) <= MESSAGE_BYTES:
         return message

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dra_driver.structured.allocator import allocate
 from dra_driver.structured.cluster import AllocationTracker, Cluster, prepare
 from dra_driver.structured.explain.folding import Folded, FoldedReason, fold, seen_values
+from dra_driver.structured.explain.summaries import as_lines
 from dra_driver.structured.granting import GrantChoice, NoGrant, choose_grants
 from dra_driver.structured.groups import (
     GROUP_KEYS,
@@ -122,6 +123,7 @@ __all__ = [
     "Strategy",
     "allocate",
     "allocate_group",
+    "as_lines",
     "attribute_text",
     "choose_grants",
     "concerns",

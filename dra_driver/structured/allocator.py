@@ -17,6 +17,7 @@ from typing import Final
 from dra_driver.api.core import Node
 from dra_driver.api.resource import DeviceTaint, ResourceClaim
 from dra_driver.structured.explain import reasons, summaries
+from dra_driver.structured.explain.asking import Asked, asked_for
 from dra_driver.structured.index.demand import Choice
 from dra_driver.structured.index.evaluations import SelectorsTooExpensive
 from dra_driver.structured.index.fleet import Fleet
@@ -379,7 +380,7 @@ class _Question:
         def examine(name: str) -> NodeReasons:
             return self._reasons_on(name, budget) or NodeReasons(name, ())
 
-        return summaries.summary_by_class(classes, examine, left, holders=holders)
+        return summaries.summary_by_class(classes, examine, self._asked, left, holders=holders)
 
     def _reasons_on(self, name: str, budget: Budget) -> NodeReasons | None:
         """Return the reasons on a node; None if there are more than the budget pays for."""
@@ -388,14 +389,21 @@ class _Question:
         except BudgetExhausted:
             return None
 
+    @property
+    def _asked(self) -> Asked:
+        return asked_for(self.plans)
+
     def _brief(self, request_class: RequestClass) -> str:
-        """Return the number of nodes and the reasons on one node of each of a few layouts."""
+        """Return the reasons on one node of each of a few layouts, and the number of the others."""
         number = len(self._snapshot.nodes if self._node_names is None else self._node_names)
         budget = self.budget.for_reasons()
         names = self._sample(request_class)
         some = [found for name in names if (found := self._reasons_on(name, budget)) is not None]
-        text = summaries.summary(some, holders=True)
-        return text if len(some) >= number else f"0 of {number} nodes; for example {text}"
+        classes = [summaries.SimilarNodes(reasons_, (reasons_.node,)) for reasons_ in some]
+        left = max(0, number - len(some))
+        return summaries.summary_by_class(
+            classes, lambda name: NodeReasons(name, ()), self._asked, left, holders=True
+        )
 
     def _sample(self, request_class: RequestClass) -> list[str]:
         """Return a few candidates, of layouts that differ."""
@@ -417,7 +425,7 @@ class _Question:
         """Return the refusal whose reasons are those of every node."""
 
         def summarize(holders: bool) -> str:
-            return summaries.summary(self._explain(), holders=holders)
+            return summaries.summary(self._explain(), self._asked, holders=holders)
 
         return self._refuse(summarize, lambda: summarize(True))
 
@@ -428,7 +436,7 @@ class _Question:
         withheld = self._options.withheld
         if withheld is not None and not isinstance(withheld, PersistentMap):
             self._options = replace(self._options, withheld=dict(withheld))
-        return DoesNotFit(self._explain, summarize, shorten)
+        return DoesNotFit(lambda: summaries.headline(self._asked), self._explain, summarize, shorten)
 
     def _explain(self) -> tuple[NodeReasons, ...]:
         """Return the reasons of every node, whatever it costs: the caller asked for all of them."""

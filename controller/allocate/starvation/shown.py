@@ -10,14 +10,13 @@ from dra_driver.api import names
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.fleet import set_aside_condition
-from dra_driver.kube import Handler, Informer
+from dra_driver.kube import Handler, Informer, cut_message
 from dra_driver.kube.clock import rfc3339
 from dra_driver.ports import Clock, KubeClient
 
 __all__ = ["SetAsideCondition"]
 
 _PAUSE_SECONDS: Final = 1.0
-_MESSAGE_CHARACTERS: Final = 1024
 
 
 class SetAsideCondition:
@@ -58,7 +57,7 @@ class SetAsideCondition:
             pod: which one.
             message: until when, and which devices, for people.
         """
-        self._wanted = (pod.key, pod.metadata.uid, message[:_MESSAGE_CHARACTERS])
+        self._wanted = (pod.key, pod.metadata.uid, cut_message(message))
         self._written = ""
 
     def end(self) -> None:

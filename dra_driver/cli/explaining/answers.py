@@ -23,6 +23,7 @@ from dra_driver.structured import (
     Allocated,
     DeviceID,
     DoesNotFit,
+    ExclusionReason,
     Failed,
     Folded,
     FoldedReason,
@@ -36,6 +37,8 @@ from dra_driver.trimming import claim_problem, unservable
 
 __all__ = ["Answer", "answer_data", "answer_report", "answers"]
 
+# Reasons of which it matters how many devices of each node they are about: a few more might be enough there.
+_COUNTED_BY_NODE: Final = frozenset({ExclusionReason.IN_USE, ExclusionReason.CONSTRAINT})
 # Nodes and claims that a line names before it says how many more there are.
 _NAMED: Final = 3
 
@@ -261,8 +264,11 @@ def _key(answer: Answer) -> object:
     """Return what is equal for answers of which one paragraph is printed; an answer that fits is alone."""
     if answer.folded is None:
         return str(answer.claim.key)
-    said = held_by(answer.pods), for_scheduler(answer.pods), answer.nodes
-    return said, tuple((r.request, r.text, r.devices, r.of, r.nodes) for r in answer.folded.reasons)
+    asked = answer.outcome.headline if isinstance(answer.outcome, DoesNotFit) else ""
+    said = asked, held_by(answer.pods), for_scheduler(answer.pods), answer.nodes
+    return said, tuple(
+        (r.request, r.text, r.devices, r.of, tuple(r.nodes.items())) for r in answer.folded.reasons
+    )
 
 
 def _places(outcome: Outcome) -> tuple[str, str]:
@@ -298,7 +304,8 @@ def _paragraph(alike: Sequence[Answer], wide: bool) -> Iterator[Block]:
         case DoesNotFit():
             verb = "does not fit" if len(alike) == 1 else f"do not fit ({len(alike)} claims)"
             nodes = f"; {answer.nodes}" if answer.nodes else ""
-            yield Line(f"{who} {verb}: {answer.outcome.summary(holders=True)}{nodes}", "bad")
+            # What nodes have instead is said once, by the rows.
+            yield Line(f"{who} {verb}: {answer.outcome.headline}{nodes}", "bad")
             if answer.folded is not None:
                 yield _each(answer.outcome) if wide else _folded(answer.folded)
                 if names := ", ".join(answer.folded.unservable):
@@ -314,17 +321,21 @@ def _folded(folded: Folded) -> Table:
             row.request or "-",
             f"{row.devices} of {row.of}" if row.devices else "-",
             row.text,
-            _nodes(row.nodes),
+            _nodes(row),
         )
         for row in folded.reasons
     ]
     return Table(("REQUEST", "DEVICES", "WHY", "NODES"), rows)
 
 
-def _nodes(names: Sequence[str]) -> str:
+def _nodes(row: FoldedReason) -> str:
+    names: Sequence[str] = tuple(row.nodes)
+    if row.reason in _COUNTED_BY_NODE and len(names) > 1:
+        most = sorted(row.nodes.items(), key=lambda item: -item[1])
+        names = [f"{name} ({number})" for name, number in most]
     if len(names) <= _NAMED:
         return ", ".join(names)
-    return f"{', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"
+    return f"{', '.join(names[:_NAMED])} and {len(names) - _NAMED:,} more"
 
 
 def _hidden(hidden: Mapping[str, int]) -> str:

@@ -6,13 +6,14 @@ objects is needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from dra_driver.api.core import Pod
 from dra_driver.errors import InvalidInput
+from dra_driver.suggestions import did_you_mean
 
-__all__ = ["CLAIM", "POD", "Target", "is_target", "parse_target", "pods_of"]
+__all__ = ["CLAIM", "POD", "Target", "is_target", "parse_target", "parse_targets", "pods_of"]
 
 POD: Final = "Pod"
 CLAIM: Final = "ResourceClaim"
@@ -71,9 +72,20 @@ def parse_target(text: str) -> Target:
     if found is None:
         raise InvalidInput(
             f"{text!r}: KIND/NAME is wanted, such as pod/NAME; KIND is pod, claim, deploy, rs, sts, ds or "
-            "job, and -n names the namespace"
+            f"job, and -n names the namespace{did_you_mean(text.partition('/')[0].lower(), _KINDS)}"
         )
     return found
+
+
+def parse_targets(words: Sequence[str]) -> list[Target]:
+    """Return what words name, each ``KIND/NAME``, or as kubectl takes them ``KIND NAME NAME``.
+
+    Raises:
+        InvalidInput: as for ``parse_target``.
+    """
+    if len(words) > 1 and "/" not in words[0] and words[0].lower().partition(".")[0] in _KINDS:
+        words = [f"{words[0]}/{name}" for name in words[1:]]
+    return [parse_target(word) for word in words]
 
 
 def is_target(text: str) -> bool:

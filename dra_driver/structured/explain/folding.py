@@ -14,7 +14,7 @@ from typing import Final
 from dra_driver import cel
 from dra_driver.api.quantity import Quantity
 from dra_driver.api.resource import Device
-from dra_driver.structured.explain.summaries import NEARNESS, largest, left_of, listed, short
+from dra_driver.structured.explain.summaries import NEARNESS, hint, largest, left_of, listed, number_of, short
 from dra_driver.structured.model.types import DeviceID, Exclusion, ExclusionReason, NodeReasons
 
 __all__ = ["Folded", "FoldedReason", "fold", "seen_values"]
@@ -61,7 +61,7 @@ class FoldedReason:
         text: what was asked for and what was there, for people.
         devices: number of them; 0 if the reason holds for nodes or pools as a whole.
         of: number of devices that were looked at for the request.
-        nodes: names of their nodes, in order.
+        nodes: names of their nodes, in order, each with its number of these devices.
     """
 
     claim: str
@@ -70,7 +70,7 @@ class FoldedReason:
     text: str
     devices: int
     of: int
-    nodes: tuple[str, ...]
+    nodes: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,15 +149,23 @@ def _rows(
     of = sum(e.device is not None for _, e in found)
     for (reason, _), members in sorted(groups.items(), key=lambda item: -NEARNESS[item[0][0]]):
         exclusions = [e for _, e in members]
+        by_node = _by_node(members)
         yield FoldedReason(
             claim=claim,
             request=request,
             reason=reason,
-            text=_text(reason, exclusions, devices),
+            text=_text(reason, exclusions, devices, max(by_node.values())),
             devices=sum(e.device is not None for e in exclusions),
             of=of,
-            nodes=tuple(dict.fromkeys(node for node, _ in members)),
+            nodes=by_node,
         )
+
+
+def _by_node(members: Sequence[tuple[str, Exclusion]]) -> dict[str, int]:
+    numbers: dict[str, int] = {}
+    for node, e in members:
+        numbers[node] = numbers.get(node, 0) + (e.device is not None)
+    return numbers
 
 
 def _key(e: Exclusion) -> str:
@@ -173,9 +181,12 @@ def _key(e: Exclusion) -> str:
 
 
 def _text(
-    reason: ExclusionReason, exclusions: Sequence[Exclusion], devices: Mapping[DeviceID, Device]
+    reason: ExclusionReason,
+    exclusions: Sequence[Exclusion],
+    devices: Mapping[DeviceID, Device],
+    most: int,
 ) -> str:
-    """Return what was asked for, and what the devices have instead."""
+    """Return what the devices have instead of what was asked for; at ``most`` so many are on one node."""
     first = exclusions[0]
     found = sorted({e.found for e in exclusions if e.found})
     match reason:
@@ -189,7 +200,7 @@ def _text(
             return f"not of class {first.wanted}"
         case ExclusionReason.SELECTOR:
             seen = _seen(first.wanted, exclusions, devices)
-            return f"not selected by {short(first.wanted, _EXPRESSION)}{seen}"
+            return f"not selected by {short(first.wanted, _EXPRESSION)}{seen}{hint(exclusions)}"
         case ExclusionReason.SELECTOR_ERROR:
             return f"a selector fails: {listed(sorted({_error(e) for e in exclusions}))}"
         case ExclusionReason.NEWER:
@@ -199,14 +210,13 @@ def _text(
         case ExclusionReason.POOL_INCOMPLETE:
             return f"in a pool that is being updated ({listed(found)})"
         case ExclusionReason.ATTRIBUTE:
-            return f"without the attribute {first.wanted}, which a constraint requires"
+            return f"without the attribute {first.wanted}, which a constraint requires{hint(exclusions)}"
         case ExclusionReason.CAPACITY:
-            return _capacity(first, found)
+            return f"{_capacity(first, found)}{hint(exclusions)}"
         case ExclusionReason.TAINT:
             return f"tainted {first.found}"
         case ExclusionReason.IN_USE:
-            holders = f" to {listed(found)}" if found else ""
-            return f"allocated{holders}"
+            return f"held by {listed(found)}" if found else "held"
         case ExclusionReason.CAPACITY_IN_USE:
             return left_of(exclusions)
         case ExclusionReason.COUNTERS:
@@ -216,14 +226,19 @@ def _text(
             used = sorted({e.wanted for e in exclusions})
             return f"partitions of other compatibility groups are allocated ({listed(used)})"
         case ExclusionReason.CONSTRAINT:
+            needed = number_of(first.wanted)
+            if needed > most:
+                return f"free, but {needed} are needed together"
+            if needed:
+                return "free, but not for all requests together"
             return f"free, but not together: {first.wanted}"
 
 
 def _capacity(first: Exclusion, found: Sequence[str]) -> str:
-    name, _, amount = first.wanted.partition(" ")
+    name, _, _ = first.wanted.partition(" ")
     if not name:
         return "the device's request policy does not allow the amount"
-    return f"{name} below {amount}; largest {largest(found)}" if found else f"without capacity {name}"
+    return f"{name} of at most {largest(found)}" if found else f"without capacity {name}"
 
 
 def _error(e: Exclusion) -> str:

@@ -11,6 +11,7 @@ from typing import Final
 
 from dra_driver.api.core import Node
 from dra_driver.api.resource import DeviceConstraint
+from dra_driver.structured.matching import hints
 from dra_driver.structured.matching.constraints import ANY_DOMAIN
 from dra_driver.structured.matching.plan import Alternative, ClaimPlan
 from dra_driver.structured.matching.problem import Candidate, NodeProblem, Verdict
@@ -77,18 +78,21 @@ def _exclude(
     pool: PoolView,
     lacking: Callable[[], int],
 ) -> Exclusion:
-    def because(reason: ExclusionReason, wanted: str = "", found: str = "") -> Exclusion:
-        return Exclusion(alternative.claim, alternative.request, entry.id, reason, wanted, found)
+    def because(reason: ExclusionReason, wanted: str = "", found: str = "", hint: str = "") -> Exclusion:
+        return Exclusion(alternative.claim, alternative.request, entry.id, reason, wanted, found, hint)
 
     looked = problem.look(alternative, entry, pool)
     if isinstance(looked, Verdict) and looked.reason not in _OF_CAPACITY:
-        return because(looked.reason, looked.wanted, looked.found)
+        return because(looked.reason, looked.wanted, looked.found, _selector_hint(problem, looked, entry))
     if isinstance(looked, Candidate) and looked.error is not None:
         return because(ExclusionReason.SELECTOR_ERROR, "", looked.error)
     if lacks := _lacking_attribute(problem, alternative, entry, looked):
-        return because(ExclusionReason.ATTRIBUTE, lacks)
+        hint = hints.attribute_hint(lacks, entry.device, entry.id.driver)
+        return because(ExclusionReason.ATTRIBUTE, lacks, "", hint)
     if isinstance(looked, Verdict):
-        return because(looked.reason, looked.wanted, looked.found)
+        absent = looked.wanted and not looked.found
+        hint = hints.capacity_hint(looked.wanted.partition(" ")[0], entry.device) if absent else ""
+        return because(looked.reason, looked.wanted, looked.found, hint)
     if pool.invalid or pool.incomplete:
         return because(
             ExclusionReason.POOL_INVALID if pool.invalid else ExclusionReason.POOL_INCOMPLETE,
@@ -109,6 +113,13 @@ def _exclude(
         return because(ExclusionReason.INCOMPATIBLE, f"counter set {apart[1]}")
     # Nothing speaks against the device alone, so it is the combination that is impossible.
     return because(ExclusionReason.CONSTRAINT, _combination(problem, alternative, lacking()))
+
+
+def _selector_hint(problem: NodeProblem, looked: Verdict, entry: DeviceEntry) -> str:
+    if looked.reason is not ExclusionReason.SELECTOR:
+        return ""
+    selectors = problem.snapshot.selectors
+    return hints.selector_hint(selectors.references(looked.wanted), selectors.view(entry))
 
 
 def _lacking_attribute(

@@ -1,8 +1,9 @@
-"""Reasons in words: one sentence over all nodes, of bounded length, for Events and the command line.
+"""Reasons in words: what is asked for, and a part for each cause, for Events and the command line.
 
 Nodes about which the same is said are folded into one part with their number; of names (claims, pools, nodes)
 a part lists the first few. Where one node of each class was examined, a few more are, because names differ
-from node to node.
+from node to node. The nodes that come nearest to serving the request come first, and of parts there are few,
+so that the text stays short however many nodes differ.
 
 Claims that hold devices are of any namespace. A tenant is told their number; their names are for those who
 may read the claims of the whole cluster, and ask for them (``holders``).
@@ -18,9 +19,27 @@ from typing import Final
 
 from dra_driver.api.quantity import Quantity
 from dra_driver.errors import InvalidQuantity
+from dra_driver.structured.explain.asking import Asked
 from dra_driver.structured.model.types import BY_DEFAULT, Exclusion, ExclusionReason, NodeReasons
 
-__all__ = ["NEARNESS", "SimilarNodes", "largest", "left_of", "listed", "short", "summary", "summary_by_class"]
+__all__ = [
+    "NEARNESS",
+    "SEPARATOR",
+    "SimilarNodes",
+    "as_lines",
+    "headline",
+    "hint",
+    "largest",
+    "left_of",
+    "listed",
+    "number_of",
+    "short",
+    "summary",
+    "summary_by_class",
+]
+
+SEPARATOR: Final = " · "
+"""Between the parts of a ``summary``."""
 
 # From far to near. A device is excluded by the first check that fails, so the devices that passed
 # most of them say best what is missing; "of the wrong class" says nothing on a node where another one fits.
@@ -48,8 +67,9 @@ NEARNESS: Final = {
         )
     )
 }
-# Names that a part lists before it says "and N more".
+# Names that a part lists before it says "and N more", and parts.
 _LISTED: Final = 3
+_PARTS: Final = 6
 # Characters of an expression.
 _EXPRESSION: Final = 120
 # Reasons of which ``Exclusion.found`` differs between nodes of one class.
@@ -120,19 +140,21 @@ class _Part:
         return [{e.found for e in of if e.found and e.reason in reasons} for of in self.examined]
 
 
-def summary(reasons: Sequence[NodeReasons], *, holders: bool = False) -> str:
-    """Return one sentence over all nodes: what they have, and why it is not enough.
+def summary(reasons: Sequence[NodeReasons], asked: Asked, *, holders: bool = False) -> str:
+    """Return what is asked for, and what all nodes have instead.
 
     Nodes with the same text are counted together. On each node the request that is farthest from being served
     decides what is said.
 
     Args:
         reasons: of each node.
+        asked: what the claims ask for.
         holders: whether claims that hold devices are named.
     """
     return summary_by_class(
         [SimilarNodes(node, (node.node,)) for node in reasons],
         lambda name: NodeReasons(name, ()),
+        asked,
         holders=holders,
     )
 
@@ -140,6 +162,7 @@ def summary(reasons: Sequence[NodeReasons], *, holders: bool = False) -> str:
 def summary_by_class(
     classes: Sequence[SimilarNodes],
     examine: Callable[[str], NodeReasons],
+    asked: Asked,
     left: int = 0,
     *,
     holders: bool = False,
@@ -149,21 +172,52 @@ def summary_by_class(
     Args:
         classes: the nodes.
         examine: returns the reasons on a node; called for a few nodes where their names matter.
+        asked: what the claims ask for.
         left: number of nodes of further classes.
         holders: whether claims that hold devices are named.
     """
     total = left + sum(len(similar.nodes) for similar in classes)
     if not total:
-        return "0 of 0 nodes: there are no candidate nodes"
+        return f"{headline(asked)}: there are no candidate nodes"
     parts: dict[str, list[SimilarNodes]] = defaultdict(list)
     for similar in itertools.chain.from_iterable(_split(of, examine) for of in classes):
         parts[_text_key(similar.first)].append(similar)
-    folded = [_fold(of, examine) for of in parts.values()]
-    folded.sort(key=lambda part: (-part.number, part.nodes[0]))
-    sentences = [_sentence(part, holders) for part in folded]
+    ordered = sorted(parts.values(), key=_order)
+    folded = [_fold(of, examine) for of in ordered[:_PARTS]]
+    sentences = [_sentence(part, asked, holders) for part in folded]
+    if more := sum(len(similar.nodes) for of in ordered[_PARTS:] for similar in of):
+        sentences.append(f"{_nodes(more)} with other reasons")
     if left:
-        sentences.append(f"{left} others, which differ from these, were not examined")
-    return f"0 of {total} node{'s' * (total != 1)}: {'; '.join(sentences)}"
+        sentences.append(f"{_nodes(left)} not examined")
+    return f"{headline(asked)}: {SEPARATOR.join(sentences)}"
+
+
+def headline(asked: Asked) -> str:
+    """Return the text before the colon of every ``summary``."""
+    return f"needs {asked.text}"
+
+
+def as_lines(text: str) -> list[str]:
+    """Return a ``summary`` as what is asked for and a line for each part; another text as it is."""
+    first, *rest = text.split(SEPARATOR)
+    before, needs, after = first.partition("needs ")
+    if not (rest and needs):
+        return [text]
+    asked, _, part = after.partition(": ")
+    return [f"{before}{needs}{asked}:", part, *rest]
+
+
+def _order(classes: list[SimilarNodes]) -> tuple[int, int, int, str]:
+    """Return a key that puts the nodes first that come nearest to serving the request."""
+    decisive = _decisive(classes[0].first)
+    nearest = max((NEARNESS[e.reason] for e in decisive), default=-1)
+    free = sum(e.reason is ExclusionReason.CONSTRAINT for e in decisive)
+    number = sum(len(similar.nodes) for similar in classes)
+    return -nearest, -free, -number, min(similar.nodes[0] for similar in classes)
+
+
+def _nodes(number: int) -> str:
+    return f"{number:,} more node{'s' * (number != 1)}"
 
 
 def _split(similar: SimilarNodes, examine: Callable[[str], NodeReasons]) -> list[SimilarNodes]:
@@ -236,17 +290,17 @@ def _text_key(node: NodeReasons) -> str:
 # --- a part of the sentence ---------------------------------------------------------------------------------
 
 
-def _sentence(part: _Part, holders: bool) -> str:
+def _sentence(part: _Part, asked: Asked, holders: bool) -> str:
     """Return what is said about the nodes of a part: a single node is named, several are counted."""
     exclusions = [e for e, _ in part.exclusions]
     if _is_withheld(exclusions):
         return _withheld(part)
     one = part.number == 1
-    who = part.nodes[0] if one else str(part.number)
+    who = part.nodes[0] if one else f"{part.number:,} nodes"
     if any(e.reason is ExclusionReason.NODE_SELECTOR for e in exclusions):
         claims = listed(sorted({e.claim for e in exclusions}))
         return f"{who} {'is' if one else 'are'} outside the node selector of allocated claim {claims}"
-    return f"{who} {'has' if one else 'have'} {_offer(part, exclusions, holders)}"
+    return f"{who} {'has' if one else 'have'} {_offer(part, exclusions, asked, holders)}"
 
 
 def _withheld(part: _Part) -> str:
@@ -255,17 +309,17 @@ def _withheld(part: _Part) -> str:
         pools = "their pools are"
     else:
         pools = "its pool is" if len(part.exclusions) == 1 else "its pools are"
-    more = f" and {part.number - len(part.nodes)} more" if part.number > len(part.nodes) else ""
+    more = f" and {part.number - len(part.nodes):,} more" if part.number > len(part.nodes) else ""
     reasons = sorted({e.found for of in part.examined for e in of if e.found})
-    return f"{', '.join(part.nodes)}{more}: {pools} {' or '.join(reasons)}"
+    return f"{', '.join(part.nodes)}{more} skipped: {pools} {' or '.join(reasons)}"
 
 
-def _offer(part: _Part, exclusions: Sequence[Exclusion], holders: bool) -> str:
+def _offer(part: _Part, exclusions: Sequence[Exclusion], asked: Asked, holders: bool) -> str:
     """Return what the nodes have, and what excludes it."""
     if not exclusions:
         return "no device to choose from"
     count = _devices(part.count())
-    fit = f"{count} that fit{'s' * (part.count() == 1)}"
+    fit = f"{part.count():,} that fit{'s' * (part.count() == 1)}"
     reason = max((e.reason for e in exclusions), key=NEARNESS.__getitem__)
     match reason:
         case ExclusionReason.NO_DEVICES | ExclusionReason.NODE_SELECTOR | ExclusionReason.POOL_NOT_USABLE:
@@ -274,7 +328,7 @@ def _offer(part: _Part, exclusions: Sequence[Exclusion], holders: bool) -> str:
             return f"no device of class {exclusions[0].wanted}"
         case ExclusionReason.SELECTOR:
             expressions = listed([short(e) for e in dict.fromkeys(e.wanted for e in exclusions)])
-            return f"{count} of the class, none selected by {expressions}"
+            return f"{count} of the class, none selected by {expressions}{hint(exclusions)}"
         case ExclusionReason.SELECTOR_ERROR:
             return f"{count} on which a selector fails ({exclusions[0].found})"
         case ExclusionReason.NEWER:
@@ -284,13 +338,13 @@ def _offer(part: _Part, exclusions: Sequence[Exclusion], holders: bool) -> str:
         case ExclusionReason.POOL_INCOMPLETE:
             return f"{count} in a pool that is being updated ({part.found(reason)})"
         case ExclusionReason.ATTRIBUTE:
-            return f"{count} {_without(exclusions)}"
+            return f"{count} {_without(exclusions)}{hint(exclusions)}"
         case ExclusionReason.CAPACITY:
-            return _too_small(exclusions, part.count())
+            return f"{_too_small(exclusions, part.count())}{hint(exclusions)}"
         case ExclusionReason.TAINT:
             return f"{fit}, tainted {listed(sorted({e.found for e in exclusions}))}"
         case ExclusionReason.IN_USE:
-            return f"{fit}, all allocated{_holders(part, holders)}"
+            return f"none free ({_held(part, holders)})"
         case ExclusionReason.CAPACITY_IN_USE:
             return f"{fit}, {left_of([e for e in exclusions if e.wanted == exclusions[0].wanted])}"
         case ExclusionReason.COUNTERS:
@@ -300,11 +354,17 @@ def _offer(part: _Part, exclusions: Sequence[Exclusion], holders: bool) -> str:
                 f"{fit}, excluded by the compatibility groups of partitions in use ({exclusions[0].wanted})"
             )
         case ExclusionReason.CONSTRAINT:
-            return _together(part, holders)
+            return _together(part, asked, holders)
 
 
 def _devices(number: int) -> str:
-    return f"{number} device{'s' * (number != 1)}"
+    return f"{number:,} device{'s' * (number != 1)}"
+
+
+def hint(exclusions: Sequence[Exclusion]) -> str:
+    """Return which name was probably meant, if it is the same for every device."""
+    hints = {e.hint for e in exclusions}
+    return next(iter(hints)) if len(hints) == 1 else ""
 
 
 def _without(exclusions: Sequence[Exclusion]) -> str:
@@ -317,10 +377,10 @@ def _too_small(exclusions: Sequence[Exclusion], count: int) -> str:
     found = [e.found for e in exclusions if e.wanted == wanted and e.found]
     if not wanted:
         return f"{_devices(count)} whose request policy does not allow the amount"
-    name, _, amount = wanted.partition(" ")
+    name, _, _ = wanted.partition(" ")
     if not found:
         return f"{_devices(count)} without capacity {name}"
-    return f"{_devices(count)} with {name} below {amount} (largest {largest(found)})"
+    return f"{_devices(count)} with {name} of at most {largest(found)}"
 
 
 def left_of(exclusions: Sequence[Exclusion]) -> str:
@@ -330,7 +390,7 @@ def left_of(exclusions: Sequence[Exclusion]) -> str:
     if amount.endswith(BY_DEFAULT):
         taken = amount.removesuffix(BY_DEFAULT)
         return f"shared by other claims: a request without {name} takes {taken} of it, at most {most} is left"
-    return f"with too little left of {name}: {amount} asked for (most {most})"
+    return f"with at most {most} of {name} left"
 
 
 def largest(amounts: Iterable[str]) -> str:
@@ -353,34 +413,40 @@ def largest(amounts: Iterable[str]) -> str:
     return f"{tenths // 10}.{tenths % 10}Gi"
 
 
-def _holders(part: _Part, named: bool) -> str:
-    """Return which claims hold devices of a part, or how many, as far as that is known."""
+def _held(part: _Part, named: bool) -> str:
+    """Return how many devices of a part are held, and by which claims or how many if that is known."""
+    held = f"{part.count(ExclusionReason.IN_USE):,} held"
     if not named:
         number = part.different(ExclusionReason.IN_USE)
-        return f" to {number} claim{'s' * (number != 1)}" if number else ""
+        return f"{held} by {number:,} claim{'s' * (number != 1)}" if number else held
     holders = part.found(ExclusionReason.IN_USE)
     if not holders:
-        return ""
+        return held
     several = " " in holders  # a name has no space, a list of names has
-    return f": by claim{'s' * several} {holders}"
+    return f"{held} by claim{'s' * several} {holders}"
 
 
-def _together(part: _Part, holders: bool) -> str:
+def _together(part: _Part, asked: Asked, holders: bool) -> str:
     """Return how many free devices that fit each of the nodes has, and what is asked of them together."""
-    busy = part.count(ExclusionReason.IN_USE)
-    number = part.count(ExclusionReason.CONSTRAINT) // part.number
+    free = part.count(ExclusionReason.CONSTRAINT) // part.number
     wanted = list(
         dict.fromkeys(e.wanted for e, _ in part.exclusions if e.reason is ExclusionReason.CONSTRAINT)
     )
-    fit = f"{number} free device{'s' * (number != 1)} that fit{'s' * (number == 1)}"
-    if part.number > 1:
-        fit += " each"
-    needed = wanted[0].removesuffix(" devices") if len(wanted) == 1 else ""
-    if needed.isdecimal() and number < int(needed):
-        text = f"only {fit}, {needed} are needed"
-    else:
-        text = f"{fit} one by one, not together ({listed(wanted)})"
-    return f"{text}, {busy} more allocated{_holders(part, holders)}" if busy else text
+    text = f"{free:,} free{' each' if part.number > 1 else ''}"
+    needed = number_of(wanted[0]) if len(wanted) == 1 else 0
+    if not needed:
+        text += f", but not together: {listed(wanted)}"
+    elif free >= needed:
+        text += ", but not for all requests together"
+    elif needed != asked.devices:
+        text += f" of {needed} needed"
+    return f"{text} ({_held(part, holders)})" if part.count(ExclusionReason.IN_USE) else text
+
+
+def number_of(wanted: str) -> int:
+    """Return how many devices are wanted, if that is all that is asked of them together; else 0."""
+    number, _, more = wanted.partition(" device")
+    return int(number) if number.isdecimal() and more in ("", "s") else 0
 
 
 def short(expression: str, length: int = _EXPRESSION) -> str:

@@ -21,6 +21,7 @@ from dra_driver.api.resource import (
 from dra_driver.structured.matching.capacity import Amounts
 from dra_driver.structured.matching.constraints import ANY_DOMAIN, TOPOLOGY
 from dra_driver.structured.model.types import Features
+from dra_driver.suggestions import did_you_mean
 
 __all__ = [
     "MAX_RESULTS",
@@ -189,8 +190,9 @@ def _alternative(
     device_class = classes.get(spec.device_class_name)
     if device_class is None:
         known = ", ".join(sorted(classes)[:8]) or "none"
+        meant = did_you_mean(spec.device_class_name, classes)
         raise FatalError(
-            f"{where}: DeviceClass {spec.device_class_name!r} does not exist (there are: {known})"
+            f"{where}: DeviceClass {spec.device_class_name!r} does not exist (there are: {known}){meant}"
         )
     if device_class.newer:
         raise FatalError(

@@ -14,6 +14,7 @@ from dra_driver.ownership import PoolID, taints
 from dra_driver.structured.matching import capacity
 from dra_driver.structured.matching.capacity import Amounts
 from dra_driver.structured.matching.constraints import Value, attribute_of, attribute_values
+from dra_driver.structured.matching.hints import selector_hint
 from dra_driver.structured.matching.plan import (
     MAX_RESULTS,
     Alternative,
@@ -265,7 +266,8 @@ class NodeProblem:
                     else Verdict(ExclusionReason.SELECTOR, expression)
                 )
             where = f"class {alternative.device_class.metadata.name}" if of_class else str(alternative)
-            candidate.error = f"{where}: selector fails on device {entry.id}: {result}"
+            hint = selector_hint(matches.references(expression), matches.view(entry))
+            candidate.error = f"{where}: selector fails on device {entry.id}: {result}{hint}"
             return candidate
         if entry.newer:
             return Verdict(ExclusionReason.NEWER, found=entry.newer)

@@ -185,6 +185,7 @@ class Exclusion:
         reason: the check that excluded it.
         wanted: what was asked for, in the words of manifests (``memory 32Gi``).
         found: what was there (``24Gi``; the claim that holds a device; why a pool may not be used).
+        hint: which name of the device is like one that it lacks, in words that end a sentence.
     """
 
     claim: str
@@ -193,6 +194,7 @@ class Exclusion:
     reason: ExclusionReason
     wanted: str = ""
     found: str = ""
+    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,14 +224,21 @@ class DoesNotFit:
     """Nothing fits now. The reasons are worked out on demand.
 
     Attributes:
+        ask: returns what is asked for.
         explain: returns the reasons of every node.
         summarize: returns one sentence over all nodes; given whether it names the claims that hold devices.
         shorten: returns one sentence over a few nodes.
     """
 
+    ask: Callable[[], str]
     explain: Callable[[], tuple[NodeReasons, ...]]
     summarize: Callable[[bool], str]
     shorten: Callable[[], str]
+
+    @cached_property
+    def headline(self) -> str:
+        """What is asked for, as in ``needs 4 gpu.dra-driver.dev together``; every summary begins with it."""
+        return self.ask()
 
     @cached_property
     def reasons(self) -> tuple[NodeReasons, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 
@@ -22,6 +23,7 @@ from dra_driver.structured import (
     Strategy,
 )
 from dra_driver.structured.explain import reasons, summaries
+from dra_driver.structured.explain.asking import asked_for
 from dra_driver.structured.matching.plan import FatalError, compile_claims
 from dra_driver.structured.matching.problem import NodeProblem, Options
 from dra_driver.structured.model.budget import BudgetExhausted
@@ -173,10 +175,13 @@ class _Scan:
         if any(f.gave_up for f in failures):
             return Failed(GAVE_UP, gave_up=True)
 
-        def summarize(holders: bool) -> str:
-            return summaries.summary(self._explain(), holders=holders)
+        asked = asked_for(self._plans)
 
-        return DoesNotFit(self._explain, summarize, lambda: summarize(True))
+        def summarize(holders: bool) -> str:
+            return summaries.summary(self._explain(), asked, holders=holders)
+
+        head = functools.partial(summaries.headline, asked)
+        return DoesNotFit(head, self._explain, summarize, lambda: summarize(True))
 
     def _explain(self) -> tuple[NodeReasons, ...]:
         budget = Budget(sys.maxsize)

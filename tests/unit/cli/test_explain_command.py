@@ -15,6 +15,7 @@ import pytest
 import rich.console
 import work_counter
 import yaml
+from explained_fleet import asking, fleet, pod_of
 
 from dra_driver.api import codec
 from dra_driver.api.core import Node, Pod
@@ -26,7 +27,7 @@ from dra_driver.cli.allocator.manifests import Manifests
 from dra_driver.cli.display.progress import Progress, shown_if_long
 from dra_driver.cli.display.report import Cell, Line, Report, Table, plain
 from dra_driver.cli.display.terminal import rendered
-from dra_driver.cli.explain import explained
+from dra_driver.cli.explain import Explained, explained
 from dra_driver.cli.explaining.answers import answers
 from dra_driver.cli.explaining.targets import parse_target
 from dra_driver.cli.main import main
@@ -37,39 +38,13 @@ from dra_driver.publishing import conditions
 from dra_driver.resourceslice import DesiredPool, SliceContent
 
 
-def fleet(*claims: dict[str, object], pods: tuple[dict[str, object], ...] = ()) -> Manifests:
-    """Three nodes with two GPUs each, the last of which is the largest; a class for all."""
-    slices = [
-        builders.resource_slice(f"n{i}", *(builders.device(f"gpu-{j}", f"{40 * (i + j)}Gi") for j in (0, 1)))
-        for i in (1, 2, 3)
-    ]
-    return Manifests(
-        slices=[codec.convert(ResourceSlice, s) for s in slices],
-        classes=[codec.convert(DeviceClass, builders.device_class("gpu"))],
-        claims=[codec.convert(ResourceClaim, c) for c in claims],
-        pods=[codec.convert(Pod, p) for p in pods],
-    )
-
-
-def asking(name: str, memory: str, namespace: str = "ns") -> dict[str, object]:
-    request = builders.request("gpu", memory=memory)
-    return builders.claim(name, namespace=namespace, requests=[request])
-
-
-def pod_of(name: str, claim: str, owner: str, kind: str, **labels: str) -> dict[str, object]:
-    raw = builders.pod(name, claim, namespace="ns")
-    reference = {"apiVersion": "v1", "kind": kind, "name": owner, "uid": "u", "controller": True}
-    raw["metadata"] |= {"ownerReferences": [reference], "labels": labels}
-    return raw
-
-
 def test_devices_are_counted_with_the_largest_and_the_nodes() -> None:
     found = explained(fleet(asking("huge", "1000Gi")))
     assert not found.fits
     lines = str(found).splitlines()
-    assert lines[0].startswith("ns/huge does not fit: 0 of 3 nodes: ")
+    assert lines[0] == "ns/huge does not fit: needs 1 gpu with memory 1000Gi"
     assert lines[1].split() == ["REQUEST", "DEVICES", "WHY", "NODES"]
-    assert " ".join(lines[2].split()) == "gpu 6 of 6 memory below 1000Gi; largest 160Gi n1, n2, n3"
+    assert " ".join(lines[2].split()) == "gpu 6 of 6 memory of at most 160Gi n1, n2, n3"
     wide = str(explained(fleet(asking("huge", "1000Gi")), output="wide"))
     assert len(wide.splitlines()) == 2 + 6 + 1
     assert wide.endswith("Devices that become free do not help: no device can serve request gpu")
@@ -114,7 +89,7 @@ def test_equal_answers_are_one_paragraph() -> None:
     manifests = fleet(*(asking(f"huge{i}", "1000Gi") for i in range(5)), asking("fits", "32Gi"))
     text = str(explained(manifests))
     assert "ns/huge0, ns/huge1, ns/huge2 and 2 more do not fit (5 claims): " in text
-    assert text.count("memory below") == 2
+    assert text.count("memory of at most") == 1
     data = json.loads(str(explained(manifests, output="json")))
     assert [c["fits"] for c in data["claims"]] == [False] * 5 + [True]
     assert not data["fits"]
@@ -392,12 +367,18 @@ def gated(*gates: str) -> dict[str, object]:
     return pod
 
 
+def pools_of_kube_scheduler(found: Explained) -> list[str]:
+    """Return the nodes of the row about pools that kube-scheduler allocates from."""
+    row = next(line for line in str(found).splitlines() if "the pool is allocated by kube-scheduler" in line)
+    return row.split()[8:]
+
+
 def test_for_a_pod_with_our_gate_the_pools_of_kube_scheduler_do_not_count() -> None:
     large = builders.request("gpu", memory="80Gi")
     waits = explained(two_allocators(gated(ALLOCATION_GATE), large), [parse_target("pod/p")], "ns")
     assert not waits.fits
-    assert "n2: its pool is allocated by kube-scheduler" in str(waits)
-    assert "memory below 80Gi; largest 40Gi" in str(waits)
+    assert pools_of_kube_scheduler(waits) == ["n2"]
+    assert "memory of at most 40Gi" in str(waits)
     for pod in (gated(), gated("kueue.x-k8s.io/admission")):
         assert explained(two_allocators(pod, large), [parse_target("pod/p")], "ns").fits
     small = builders.request("gpu", memory="8Gi")
@@ -553,7 +534,7 @@ def test_for_a_pod_with_our_gate_pools_of_kube_scheduler_do_not_count_beside_ope
     manifests.inventories = [codec.convert(DeviceInventory, body)]
     found = explained(manifests, [parse_target("pod/p")], "ns")
     assert not found.fits
-    assert "n2: its pool is allocated by kube-scheduler" in str(found)
+    assert pools_of_kube_scheduler(found) == ["n2"]
 
 
 def test_it_is_said_why_pools_cannot_be_open_to_a_pod_that_waits() -> None:
@@ -605,7 +586,7 @@ def zones(*of: str) -> tuple[dict[str, object], ...]:
         (
             [{"nodeSelector": {"zone": "a"}}],
             False,
-            "(largest 80Gi); 1/3 nodes can take the pod: 2 not matching the node selector",
+            "needs 1 gpu with memory 100Gi; 1/3 nodes can take the pod: 2 not matching the node selector\n",
         ),
         (
             [{"nodeSelector": {"zone": "z"}}],

@@ -228,7 +228,7 @@ def test_more_requests_than_devices_are_refused_without_a_search(strategy: Strat
     budget = Budget()
     outcome = allocate(fleet(10), [claim("c", *nine)], strategy=strategy, budget=budget)
     assert isinstance(outcome, DoesNotFit)
-    assert "only 8 free devices that fit each, 9 are needed" in outcome.summary()
+    assert outcome.summary() == "needs 9 gpu together: 10 nodes have 8 free each"
     assert budget.spent < 10_000
 
 

@@ -43,7 +43,7 @@ def test_only_the_given_nodes_are_looked_at(strategy: Strategy) -> None:
     assert outcome.node == "n1"
     nowhere = allocate(two_nodes(), [claim("c", exactly())], nodes=[], strategy=strategy)
     assert isinstance(nowhere, DoesNotFit)
-    assert nowhere.summary() == "0 of 0 nodes: there are no candidate nodes"
+    assert nowhere.summary() == f"{nowhere.headline}: there are no candidate nodes"
 
 
 def test_when_a_taint_was_added_tells_no_nodes_apart() -> None:
@@ -125,7 +125,9 @@ def test_the_caller_can_restrict_the_pools(strategy: Strategy) -> None:
     assert outcome.node == "n1"
     refused = allocate(two_nodes(), [claim("c", exactly())], strategy=strategy, pools=PersistentMap())
     assert isinstance(refused, DoesNotFit)
-    assert refused.summary() == ("0 of 2 nodes: n1, n2: their pools are not among those that may be used")
+    assert refused.summary() == (
+        f"{refused.headline}: n1, n2 skipped: their pools are not among those that may be used"
+    )
 
 
 def refused_pools(nodes: int, withheld: dict[PoolID, str]) -> str:
@@ -145,21 +147,21 @@ def test_a_node_whose_pool_may_not_be_used_is_named_with_the_reason() -> None:
         gpu_pool("n01"): "allocated by kube-scheduler",
         gpu_pool("n02"): "allocated by kube-scheduler",
     }
-    assert refused_pools(1, why) == "0 of 1 node: n00: its pool is allocated by another controller"
+    assert refused_pools(1, why) == "needs 1 gpu: n00 skipped: its pool is allocated by another controller"
     assert refused_pools(3, why) == (
-        "0 of 3 nodes: n01, n02: their pools are allocated by kube-scheduler; "
-        "n00: its pool is allocated by another controller"
+        "needs 1 gpu: n01, n02 skipped: their pools are allocated by kube-scheduler · "
+        "n00 skipped: its pool is allocated by another controller"
     )
 
 
 def test_many_nodes_whose_pools_may_not_be_used_are_counted() -> None:
     why = {gpu_pool(f"n{i:02}"): "allocated by kube-scheduler" for i in range(40)}
     assert refused_pools(40, why) == (
-        "0 of 40 nodes: n00, n01, n02 and 37 more: their pools are allocated by kube-scheduler"
+        "needs 1 gpu: n00, n01, n02 and 37 more skipped: their pools are allocated by kube-scheduler"
     )
     why[gpu_pool("n01")] = "changing hands"
     assert refused_pools(40, why) == (
-        "0 of 40 nodes: n00, n01, n02 and 37 more: "
+        "needs 1 gpu: n00, n01, n02 and 37 more skipped: "
         "their pools are allocated by kube-scheduler or changing hands"
     )
 
@@ -227,7 +229,7 @@ def test_shares_have_ids_of_their_own_and_add_up() -> None:
     assert all(share is not None and len(share) == 36 for share in seen)
     full = allocate(cluster, [claim("c4", exactly(memory="1Gi"))])
     assert isinstance(full, DoesNotFit)
-    assert "too little left of memory: 1Gi asked for (most 0)" in full.summary()
+    assert "with at most 0 of memory left" in full.summary()
 
 
 @pytest.mark.parametrize(
@@ -296,7 +298,7 @@ def test_a_state_can_be_made_of_devices() -> None:
     state = AllocatedState().with_devices([(one, "default/holder")])
     outcome = allocate(cluster.with_allocated(state), [claim("c", exactly(memory="64Gi"))])
     assert isinstance(outcome, DoesNotFit)
-    assert "all allocated: by claim default/holder" in outcome.summary(holders=True)
+    assert "n1 has none free (1 held by claim default/holder)" in outcome.summary(holders=True)
 
 
 def test_nodes_without_slices_have_nothing_to_offer() -> None:

@@ -16,10 +16,12 @@ from dra_driver.structured import (
     DeviceID,
     DoesNotFit,
     ExclusionReason,
+    Failed,
     Snapshot,
     Strategy,
     allocate,
 )
+from dra_driver.structured.explain.asking import Asked
 from dra_driver.structured.explain.summaries import largest, summary
 from dra_driver.structured.model.budget import Budget
 
@@ -49,20 +51,20 @@ def test_the_sentence_counts_nodes_and_names_what_is_there() -> None:
     )
     refused = refusal(cluster, claim("c", exactly(memory="32Gi")))
     assert refused.summary(holders=True) == (
-        "0 of 3 nodes: 2 have 3 devices with memory below 32Gi (largest 24Gi); "
-        "n3 has 2 devices that fit, all allocated: by claims team-a/train, team-b/serve"
+        "needs 1 gpu with memory 32Gi: n3 has none free (2 held by claims team-a/train, team-b/serve) · "
+        "2 nodes have 3 devices with memory of at most 24Gi"
     )
     # A tenant is not told whose they are.
     assert refused.summary() == (
-        "0 of 3 nodes: 2 have 3 devices with memory below 32Gi (largest 24Gi); "
-        "n3 has 2 devices that fit, all allocated to 2 claims"
+        "needs 1 gpu with memory 32Gi: n3 has none free (2 held by 2 claims) · "
+        "2 nodes have 3 devices with memory of at most 24Gi"
     )
 
 
 def test_a_long_list_of_claims_is_cut() -> None:
     cluster = snapshot(pool("n1", *(device(f"d{i}") for i in range(6))))
     cluster = held(cluster, *(("n1", f"d{i}", f"x/c{i}") for i in range(6)))
-    assert "by claims x/c0, x/c1, x/c2 and 3 more" in refusal(cluster, claim("c", exactly())).summary(
+    assert "6 held by claims x/c0, x/c1, x/c2 and 3 more" in refusal(cluster, claim("c", exactly())).summary(
         holders=True
     )
 
@@ -87,7 +89,7 @@ def test_reasons_asked_for_late_are_bounded_too() -> None:
     # The index follows another snapshot by now.
     other = held(cluster, ("small-000", "d", "x/c"))
     assert isinstance(allocate(other, [claim("c", exactly())]), Allocated)
-    assert "0 of 400 nodes" in refused.summary()
+    assert "nodes not examined" in refused.summary()
     assert 0 < sum(b.spent for b in budget.others) < 400
 
 
@@ -100,16 +102,14 @@ def test_many_nodes_are_counted_without_a_look_at_each() -> None:
     budget = Account()
     refused = allocate(cluster, [claim("c", exactly(memory="32Gi"))], budget=budget)
     assert isinstance(refused, DoesNotFit)
-    assert "40 have 40 devices that fit, all allocated: by claims x/c00, x/c01, x/c02 and 37 more" in (
-        summary(refused.explain(), holders=True)
+    assert "40 nodes have none free (40 held by claims x/c00, x/c01, x/c02 and 37 more)" in (
+        summary(refused.explain(), Asked(""), holders=True)
     )
-    assert refused.summary() == (
-        "0 of 60 nodes: 40 have 40 devices that fit, all allocated; "
-        "20 have 20 devices with memory below 32Gi (largest 24Gi)"
-    )
+    small = "20 nodes have 20 devices with memory of at most 24Gi"
+    assert refused.summary() == (f"needs 1 gpu with memory 32Gi: 40 nodes have none free (40 held) · {small}")
     assert refused.summary(holders=True) == (
-        "0 of 60 nodes: 40 have 40 devices that fit, all allocated: by claims x/c00, x/c01, x/c02 and "
-        "others; 20 have 20 devices with memory below 32Gi (largest 24Gi)"
+        "needs 1 gpu with memory 32Gi: 40 nodes have none free (40 held by claims x/c00, x/c01, x/c02 and "
+        f"others) · {small}"
     )
     # A look at a node costs a step for its device, in each of the two sentences.
     assert 0 < sum(other.spent for other in budget.others) < 2 * 12
@@ -119,7 +119,7 @@ def test_a_pool_of_all_nodes_is_held_by_the_same_claims_everywhere() -> None:
     shared = pool("rack", device("d"), nodeName=None, allNodes=True)
     cluster = held(snapshot(shared, nodes=[node(f"n{i:02}") for i in range(30)]), ("rack", "d", "x/only"))
     assert refusal(cluster, claim("c", exactly())).summary(holders=True) == (
-        "0 of 30 nodes: 30 have 30 devices that fit, all allocated: by claim x/only"
+        "needs 1 gpu: 30 nodes have none free (30 held by claim x/only)"
     )
 
 
@@ -127,8 +127,8 @@ def test_kinds_of_nodes_beyond_many_are_counted_only() -> None:
     cluster = snapshot(*(pool(f"n{i:03}", device("d", f"{i + 1}Gi")) for i in range(150)))
     text = refusal(cluster, claim("c", exactly(memory="200Gi"))).summary()
     assert text == (
-        "0 of 150 nodes: 128 have 128 devices with memory below 200Gi (largest 128Gi); "
-        "22 others, which differ from these, were not examined"
+        "needs 1 gpu with memory 200Gi: 128 nodes have 128 devices with memory of at most 128Gi · "
+        "22 more nodes not examined"
     )
 
 
@@ -136,7 +136,7 @@ def test_reasons_asked_for_later_are_those_of_their_snapshot() -> None:
     before = snapshot(pool("n1", device("d", "24Gi")))
     refused = refusal(before, claim("c", exactly(memory="32Gi")))
     refusal(before.with_slices([pool("n1", device("d", "8Gi"))]), claim("c", exactly(memory="32Gi")))
-    assert refused.summary() == "0 of 1 node: n1 has 1 device with memory below 32Gi (largest 24Gi)"
+    assert refused.summary() == "needs 1 gpu with memory 32Gi: n1 has 1 device with memory of at most 24Gi"
 
 
 @pytest.mark.parametrize("strategy", Strategy)
@@ -147,7 +147,7 @@ def test_what_the_caller_changes_afterwards_does_not_change_the_reasons(strategy
     assert isinstance(refused, DoesNotFit)
     nodes.add("n2")
     claims[0] = claim("other", exactly(memory="64Gi"))
-    sentence = "0 of 1 node: n1 has 1 device with memory below 32Gi (largest 24Gi)"
+    sentence = "needs 1 gpu with memory 32Gi: n1 has 1 device with memory of at most 24Gi"
     assert (refused.summary(), refused.brief()) == (sentence, sentence)
     assert [(r.node, [e.claim for e in r.exclusions]) for r in refused.reasons] == [("n1", ["default/c"])]
 
@@ -157,14 +157,14 @@ def test_a_brief_reason_asked_for_later_is_one_of_its_snapshot() -> None:
     refused = refusal(before, claim("c", exactly(memory="32Gi")))
     after = before.with_slices([pool("n0", device("d", "8Gi"))])
     refusal(after.with_nodes([node("n0")], ["n1"]), claim("c", exactly(memory="32Gi")))
-    assert refused.brief() == "0 of 1 node: n1 has 1 device with memory below 32Gi (largest 24Gi)"
+    assert refused.brief() == "needs 1 gpu with memory 32Gi: n1 has 1 device with memory of at most 24Gi"
 
 
 def test_a_brief_reason_is_of_the_nodes_that_were_asked_about() -> None:
     cluster = snapshot(pool("n1", device("d", "24Gi")), pool("n2", device("d", "16Gi")))
     refused = allocate(cluster, [claim("c", exactly(memory="32Gi"))], nodes={"n2"})
     assert isinstance(refused, DoesNotFit)
-    assert refused.brief() == "0 of 1 node: n2 has 1 device with memory below 32Gi (largest 16Gi)"
+    assert refused.brief() == "needs 1 gpu with memory 32Gi: n2 has 1 device with memory of at most 16Gi"
 
 
 EXPRESSION = 'device.attributes["gpu.example.com"].model == "b"'
@@ -189,13 +189,13 @@ EXPRESSION = 'device.attributes["gpu.example.com"].model == "b"'
             [device("d", taints=[TAINT])],
             exactly(),
             ExclusionReason.TAINT,
-            "n1 has 1 device that fits, tainted broken=yes:NoSchedule",
+            "n1 has 1 that fits, tainted broken=yes:NoSchedule",
         ),
         (
             [device("d"), device("e")],
             exactly(3),
             ExclusionReason.CONSTRAINT,
-            "n1 has only 2 free devices that fit, 3 are needed",
+            "n1 has 2 free",
         ),
     ],
 )
@@ -204,22 +204,27 @@ def test_each_rule_has_its_words(
 ) -> None:
     refused = refusal(snapshot(pool("n1", *devices)), claim("c", request_))
     assert {e.reason for e in refused.reasons[0].exclusions} == {rule}
-    assert refused.summary() == f"0 of 1 node: {text}"
+    assert refused.summary() == f"{refused.headline}: {text}"
 
 
 def test_constraints_are_named() -> None:
     gpus = [device(f"d{i}", attributes={"model": m}) for i, m in enumerate("ab")]
     wanted = claim("c", exactly(2), constraints=[{"matchAttribute": "gpu.example.com/model"}])
     assert refusal(snapshot(pool("n1", *gpus)), wanted).summary() == (
-        "0 of 1 node: n1 has 2 free devices that fit one by one, not together "
-        "(2 devices, the same gpu.example.com/model)"
+        "needs 2 gpu together, the same model: "
+        "n1 has 2 free, but not together: 2 devices, the same gpu.example.com/model"
     )
 
 
+@pytest.mark.parametrize("all_alike", [True, False])
 @pytest.mark.parametrize("kind", ["matchAttribute", "distinctAttribute"])
-def test_an_attribute_that_no_device_has_is_named_whatever_is_free(kind: str) -> None:
-    """A typo, as a rule. Devices that are allocated, and shares that are gone, are not the reason."""
-    shared = device("s", memory="8Gi", allowMultipleAllocations=True)
+def test_an_attribute_that_no_device_has_is_named_whatever_is_free(kind: str, all_alike: bool) -> None:
+    """A typo, as a rule. Devices that are allocated, and shares that are gone, are not the reason.
+
+    What was meant is said if all devices have it.
+    """
+    model: dict[str, Any] = {"attributes": {"model": "a"}}
+    shared = device("s", memory="8Gi", allowMultipleAllocations=True, **(model if all_alike else {}))
     gpus = [device("d0", attributes={"model": "a"}), device("d1", attributes={"model": "a"}), shared]
     cluster = held(snapshot(pool("n1", *gpus)), ("n1", "d0", "x/y"))
     share = DeviceID(DriverName("gpu.example.com"), PoolName("n1"), "s")
@@ -228,9 +233,9 @@ def test_an_attribute_that_no_device_has_is_named_whatever_is_free(kind: str) ->
     wanted = claim("c", exactly(2), constraints=[{kind: "gpu.example.com/modle"}])
     refused = refusal(cluster, wanted)
     assert {e.reason for e in refused.reasons[0].exclusions} == {ExclusionReason.ATTRIBUTE}
-    assert refused.summary() == (
-        "0 of 1 node: n1 has 3 devices without the attribute gpu.example.com/modle, "
-        "which a constraint requires"
+    assert refused.summary().endswith(
+        ": n1 has 3 devices without the attribute gpu.example.com/modle, which a constraint requires"
+        + ("; did you mean `gpu.example.com/model`?" if all_alike else "")
     )
 
 
@@ -243,11 +248,11 @@ def test_a_share_of_a_request_that_names_no_amount_is_said_to_be_the_default() -
     used = allocated.with_capacity({share: {"memory": Quantity.parse("8Gi")}})
     cluster = snapshot(pool("n1", shared)).with_allocated(used)
     assert refusal(cluster, claim("c", exactly())).summary() == (
-        "0 of 1 node: n1 has 1 device that fits, shared by other claims: "
+        "needs 1 gpu: n1 has 1 that fits, shared by other claims: "
         "a request without memory takes 10Gi of it, at most 8Gi is left"
     )
     assert refusal(cluster, claim("c", exactly(memory="9Gi"))).summary() == (
-        "0 of 1 node: n1 has 1 device that fits, with too little left of memory: 9Gi asked for (most 8Gi)"
+        "needs 1 gpu with memory 9Gi: n1 has 1 that fits, with at most 8Gi of memory left"
     )
 
 
@@ -260,7 +265,7 @@ def test_partitions_in_use_are_named() -> None:
         snapshot(partitioned_pool("n1", {"gpu-0": {"memory": "80Gi"}}, *parts)), ("n1", "part", "x/y")
     )
     assert refusal(cluster, claim("c", exactly(memory="40Gi"))).summary() == (
-        "0 of 1 node: n1 has 1 device that fits, excluded by partitions in use "
+        "needs 1 gpu with memory 40Gi: n1 has 1 that fits, excluded by partitions in use "
         "(counter memory of gpu-0 used up)"
     )
 
@@ -277,7 +282,9 @@ def test_an_incomplete_pool_is_told() -> None:
 def test_the_request_that_is_farthest_from_being_served_speaks() -> None:
     cluster = snapshot(pool("n1", device("d", "24Gi")))
     refused = refusal(cluster, claim("c", exactly(), exactly(memory="32Gi")))
-    assert refused.summary() == "0 of 1 node: n1 has 1 device with memory below 32Gi (largest 24Gi)"
+    assert refused.summary() == (
+        "needs 1 gpu and 1 gpu with memory 32Gi together: n1 has 1 device with memory of at most 24Gi"
+    )
     assert [e.request for e in refused.reasons[0].exclusions] == ["req-0", "req-1"]
 
 
@@ -295,3 +302,85 @@ def test_the_request_that_is_farthest_from_being_served_speaks() -> None:
 )
 def test_the_largest_amount_reads_well_and_is_never_too_large(amounts: list[str], shown: str) -> None:
     assert largest(amounts) == shown
+
+
+def test_however_many_nodes_differ_the_sentence_is_short() -> None:
+    name = "n" * 100
+    pools = [pool(f"{name}{n:02}", *(device(f"d{i}") for i in range(n))) for n in range(1, 32)]
+    text = refusal(snapshot(*pools), claim("c", exactly(32)))
+    assert len(text.summary().encode()) < 1024
+    assert text.summary().endswith(" · 25 more nodes with other reasons"), text.summary()
+
+
+def test_nodes_that_come_nearest_are_named_first() -> None:
+    cluster = held(
+        snapshot(
+            pool("n1", *(device(f"d{i}") for i in range(4))),
+            pool("n2", *(device(f"d{i}") for i in range(3))),
+            pool("n3", device("d0")),
+            nodes=[node(f"n{i}") for i in range(1, 5)],
+        ),
+        ("n1", "d0", "x/a"),
+        ("n1", "d1", "x/a"),
+        ("n1", "d2", "x/b"),
+        ("n3", "d0", "x/b"),
+    )
+    assert refusal(cluster, claim("c", exactly(4))).summary() == (
+        "needs 4 gpu together: n2 has 3 free · n1 has 1 free (3 held by 2 claims) · "
+        "n3 has none free (1 held by 1 claim) · n4 has no devices"
+    )
+
+
+THREE = "1 gpu with memory 1Gi and 1 gpu with memory 2Gi and 1 gpu with memory 3Gi"
+GPU = 'device.attributes["gpu.example.com"]'
+MODELS = [device(f"d{i}", "24Gi", attributes={"model": "A100"}) for i in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [
+        ({"capacity": {"requests": {"memroy": "1Gi"}}}, "memory"),
+        ({"selectors": [{"cel": {"expression": f'{GPU}.?modle.orValue("") == "x"'}}]}, "model"),
+    ],
+)  # fmt: skip
+def test_a_name_that_no_device_has_is_said_with_the_one_that_was_meant(
+    asked: dict[str, Any], meant: str
+) -> None:
+    refused = refusal(snapshot(pool("n1", *MODELS)), claim("c", exactly(**asked)))
+    assert refused.summary().endswith(f"; did you mean `{meant}`?")
+
+
+def test_an_expression_that_fails_on_a_mistyped_name_is_said_with_the_one_that_was_meant() -> None:
+    wrong = {"cel": {"expression": 'device.attributes["gpu.example.com"].modle == "A100"'}}
+    failed = allocate(snapshot(pool("n1", *MODELS)), [claim("c", exactly(selectors=[wrong]))])
+    assert isinstance(failed, Failed)
+    assert failed.message.endswith("no such key: modle; did you mean `model`?")
+
+
+def test_a_class_that_does_not_exist_is_said_with_the_one_that_was_meant() -> None:
+    failed = allocate(snapshot(pool("n1", *MODELS)), [claim("c", exactly(deviceClassName="gpus"))])
+    assert isinstance(failed, Failed)
+    assert failed.message.endswith("does not exist (there are: gpu); did you mean `gpu`?")
+
+
+@pytest.mark.parametrize(
+    ("requests", "more", "text"),
+    [
+        ([exactly(4)], {}, "4 gpu together"),
+        ([exactly(), exactly()], {}, "2 gpu together"),
+        ([exactly(), exactly(memory="1Gi")], {}, "1 gpu and 1 gpu with memory 1Gi together"),
+        ([exactly(None)], {}, "all gpu together"),
+        ([exactly(2)], {"constraints": [{"matchAttribute": "x.com/numa"}]}, "2 gpu together, the same numa"),
+        (
+            [{"firstAvailable": [{"name": "a", **exactly(2)}, {"name": "b", **exactly()}]}],
+            {},
+            "2 gpu or 1 gpu together",
+        ),
+        ([exactly(memory=f"{i}Gi") for i in (1, 2, 3, 4, 5)], {}, f"{THREE} and 2 more requests together"),
+    ],
+)  # fmt: skip
+def test_what_is_asked_for_is_said_in_short(
+    requests: list[dict[str, Any]], more: dict[str, Any], text: str
+) -> None:
+    refused = refusal(snapshot(pool("n1"), nodes=[node("n1")]), claim("c", *requests, **more))
+    assert refused.headline == f"needs {text}"

@@ -30,8 +30,8 @@ def lines(found: Folded) -> list[tuple[int, int, str]]:
 def test_devices_of_all_nodes_are_one_row_with_the_largest() -> None:
     slices = [pool(f"n{i}", device("d0", "80Gi"), device("d1", f"{i}91Gi")) for i in range(1, 3)]
     found = folded(slices, exactly(memory="1000Gi"))
-    assert lines(found) == [(4, 4, "memory below 1000Gi; largest 291Gi")]
-    assert found.reasons[0].nodes == ("n1", "n2")
+    assert lines(found) == [(4, 4, "memory of at most 291Gi")]
+    assert found.reasons[0].nodes == {"n1": 2, "n2": 2}
 
 
 def test_what_a_selector_saw_is_told() -> None:
@@ -80,7 +80,7 @@ def test_devices_that_the_class_is_not_about_are_hidden_unless_asked_for() -> No
         )
     ]
     found = fold(reasons, {})
-    assert lines(found) == [(1, 2, "allocated to ns/a"), (1, 2, "not of class big")]
+    assert lines(found) == [(1, 2, "held by ns/a"), (1, 2, "not of class big")]
     assert found.hidden == {"nic": 1}
     everything = fold(reasons, {}, all_drivers=True)
     assert lines(everything)[1] == (2, 3, "not of class big")
@@ -99,7 +99,7 @@ def test_what_names_single_devices_is_listed_in_one_row() -> None:
     ]
     used = [of(f"u{i}", "gpu", ExclusionReason.IN_USE, found=f"ns/{i}") for i in range(5)]
     assert lines(fold([NodeReasons("n1", (*failed, *used))], {})) == [
-        (5, 7, "allocated to ns/0, ns/1, ns/2 and 2 more"),
+        (5, 7, "held by ns/0, ns/1, ns/2 and 2 more"),
         (2, 7, "a selector fails: no such key: foo"),
     ]
 

@@ -465,7 +465,7 @@ class PodDecider:
                 @cache
                 def why() -> str:
                     text = outcome.summary()
-                    return f"{text}; {placement.summary()}" if placement.rejected else text
+                    return f"{text} · {placement.summary()}" if placement.rejected else text
 
                 return NoFit(why, ours, self._undo(pod, claims), new_node=True)
             case Failed(message):

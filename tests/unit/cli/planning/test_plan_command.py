@@ -121,9 +121,34 @@ def test_other_kinds_of_nodes_can_be_tried(capsys: Capture) -> None:
 
 def test_never_is_said_with_its_reason(capsys: Capture) -> None:
     _, answer = plan(capsys, "--fleet", "l4x4:2", "--gpus", "9", "--memory", "200Gi")
-    assert "memory below 200Gi" in answer["never"]
+    assert "memory of at most 22.4Gi" in answer["never"]
     assert main(["plan", "--fleet", "l4x4:2", "--gpus", "9", "--memory", "200Gi"]) == 1
-    assert "Never: no change of these kinds makes it fit." in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "Never: no change of these kinds makes it fit." in out
+    assert "Relax" not in out
+
+
+def test_only_what_helps_is_said(capsys: Capture) -> None:
+    flags = ["plan", "--fleet", "l4x4:4", "--gpus", "2", "--memory", "40Gi"]
+    kinds = ["--node-profile", "h100x8", "--node-profile", "l4x4"]
+    assert main([*flags, *kinds]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:] == [
+        "More nodes like h100x8: 1",
+        "Relax one part of the request:",
+        "  PART                          CHANGE            DEVICES EXCLUDED",
+        "  memory 40Gi of request gpus   23034Mi instead   16",
+        "Largest such claim that fits now: 0 devices",
+    ]
+
+
+def test_what_is_wrong_with_a_request_is_said_once(tmp_path: Path, capsys: Capture) -> None:
+    export = write(tmp_path, "export.yaml", CLASS, gpus("n1", "a"))
+    wrong = claim("c")
+    wrong["spec"]["devices"]["requests"][0]["exactly"]["deviceClassName"] = "nothing"
+    assert main(["plan", "-s", export, "-f", write(tmp_path, "asked.yaml", wrong)]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("does not exist")) == ("", 1)
 
 
 def test_partitions_are_published_where_they_are_asked_for(capsys: Capture) -> None:
@@ -268,8 +293,8 @@ def test_pools_from_which_somebody_else_allocates_are_left_out(tmp_path: Path, c
         status, found = plan(capsys, "-s", export, nodes, *asked)
         assert status == 1
         assert found["reason"] == (
-            "0 of 2 nodes: n1 has only 1 free device that fits, 2 are needed; "
-            "n2: its pool is allocated by kube-scheduler"
+            "needs 2 gpu.dra-driver.dev together: n1 has 1 free · "
+            "n2 skipped: its pool is allocated by kube-scheduler"
         )
     # Where the controller has no pool, nobody keeps kube-scheduler away.
     alone = write(tmp_path, "alone.yaml", CLASS, bare)
@@ -480,7 +505,7 @@ def test_only_devices_of_the_class_count_as_excluded(tmp_path: Path, capsys: Cap
     exactly = vast["spec"]["devices"]["requests"][0]["exactly"]
     exactly["capacity"] = {"requests": {"memory": "1000Gi"}}
     status, answer = plan(capsys, "-s", export, "-f", write(tmp_path, "vast.yaml", vast))
-    assert (status, "2 have 4 devices with memory below 1000Gi" in answer["reason"]) == (1, True)
+    assert (status, "2 nodes have 4 devices with memory of at most " in answer["reason"]) == (1, True)
     (memory,) = (r for r in answer["relax"] if r["part"].startswith("memory"))
     assert (memory["excludedDevices"], memory["fits"]) == (4, True)
 

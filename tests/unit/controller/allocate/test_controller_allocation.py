@@ -507,7 +507,9 @@ def test_the_gate_stays_while_the_scheduler_has_nothing_either() -> None:
         waits = "b" if h.devices("a") else "a"
         assert (h.gates("phuge"), h.gates(f"p{waits}")) == ([ALLOCATION_GATE], [ALLOCATION_GATE])
         messages = h.events("FailedAllocation")
-        assert any(m.endswith("n2: its pool is allocated by kube-scheduler") for m in messages), messages
+        assert any(m.endswith("n2 skipped: its pool is allocated by kube-scheduler") for m in messages), (
+            messages
+        )
         h.deallocate("theirs")
         cluster.remove(RESOURCE_CLAIMS, "theirs", NS)
         async with asyncio.timeout(5):

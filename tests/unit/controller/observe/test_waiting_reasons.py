@@ -18,6 +18,7 @@ from controller.observe.reasons import (
     CHANGE_SECONDS,
     FIGURES_SECONDS,
     PASSING_SECONDS,
+    Reason,
     WaitingReasons,
     shown_reason,
 )
@@ -348,3 +349,25 @@ def test_a_refused_write_is_tried_again_and_said_once() -> None:
             await scenario(world)
 
     virtual_time.run(main())
+
+
+def test_a_long_reason_is_cut_at_the_bytes_that_an_event_may_have() -> None:
+    """Conditions and Events say the same, and the API server counts bytes."""
+
+    async def scenario(w: KeptReasons) -> None:
+        w.waits("p", "n1 has 1 free · " * 100)
+        await asyncio.sleep(3)
+        shown = w.shown("p")
+        assert shown is not None
+        assert 1000 < len(shown.encode()) <= 1024
+        assert shown.endswith("…")
+
+    run(cluster_with("p"), scenario)
+
+
+def test_figures_with_separators_are_figures() -> None:
+    def scenario_of(figure: str) -> Reason:
+        return Reason("R", f"{figure} nodes have at most 24.5Gi")
+
+    assert scenario_of("997").is_like(scenario_of("4,997"))
+    assert not scenario_of("997").is_like(scenario_of("no"))

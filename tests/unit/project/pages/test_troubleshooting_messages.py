@@ -27,7 +27,13 @@ OF_OTHERS = {
     "`/run/nvidia` is mounted on `/run` but it is not a shared or slave mount",
 }
 # Said in two parts, which the source has apart.
-COMPOSED = {"its pool is allocated by kube-scheduler": ("its pool is", "allocated by kube-scheduler")}
+COMPOSED = {
+    "skipped: its pool is allocated by kube-scheduler": (
+        "skipped: ",
+        "its pool is",
+        "allocated by kube-scheduler",
+    )
+}
 # What a page writes for a name, and for what is left out.
 _GAP = re.compile(r"…|\b[A-Z]{3,}\b|\b\d+\w*\b")
 

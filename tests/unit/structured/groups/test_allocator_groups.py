@@ -81,7 +81,7 @@ def test_a_group_that_does_not_fit_gets_nothing_and_says_how_many_do() -> None:
 
 def test_a_group_of_which_no_member_fits_says_why() -> None:
     outcome = refused(allocate_group(snapshot(machine("n1")), members(3)))
-    assert outcome.summary().startswith("0 of 1 members fit at the same time: 0 of 1 node")
+    assert outcome.summary().startswith("0 of 1 members fit at the same time: needs ")
 
 
 def test_devices_are_given_once() -> None:
