@@ -16,8 +16,8 @@ from controller.allocate.decide import (
     GroupFinder,
     GroupMembers,
     GroupWrite,
-    Hard,
     Lane,
+    NeedsSlowLane,
     NotYet,
     PodAnswer,
     Proceed,
@@ -34,8 +34,8 @@ from controller.allocate.decide import (
 )
 from controller.allocate.granting import Granter
 from controller.allocate.handover import HandOver
+from controller.allocate.rebind_guard import RebindGuard
 from controller.allocate.reporting import AllocationReports
-from controller.allocate.settling import Settling
 from controller.allocate.state.assume_cache import AssumeCache
 from controller.allocate.state.known_pods import KnownPods
 from controller.allocate.state.records import Mark, PodRecords
@@ -122,7 +122,7 @@ class Allocator:
         self._hand_over = HandOver(
             journal, attempts, wakeups, writer, reports, clock, schedulers, records, pods
         )
-        self._settling = Settling(attempts, groups, pods)
+        self._settling = RebindGuard(attempts, groups, pods)
 
     def reason(self, pod: ObjectKey) -> str:
         """Return why a pod waits; empty where it does not."""
@@ -258,7 +258,7 @@ class Allocator:
                 self._wait(pod, answer.group, Wait(_GRANTED_TO_ANOTHER, poll=_SETTLING_SECONDS))
                 return
         match answer.decision:
-            case Hard():
+            case NeedsSlowLane():
                 self._delay(pod)
             case Wait():
                 self._wait(pod, answer.group, answer.decision)

@@ -6,12 +6,12 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final
 
+from controller.allocate.allocation_check import AllocationCheck
 from controller.allocate.answers.decider import Decider
 from controller.allocate.attempts import Attempts, TakenBack
 from controller.allocate.deallocation import Deallocator
 from controller.allocate.decide import GROUP_INDEX, GroupFinder
 from controller.allocate.granting import GrantStatus
-from controller.allocate.last_look import LastLook
 from controller.allocate.loop import Allocator
 from controller.allocate.preempting import Preemption
 from controller.allocate.releasing.doubles import DoubleAllocations
@@ -78,8 +78,8 @@ class Allocation:
         wakeups = wakeups_of(env, state, attempts, deallocator, taken_back, mode)
         slices = informers.slices
         reasons = WaitingReasons(env.client, env.clock, informers.pods)
-        last_look = LastLook(assume_cache, owners, lambda pool: slices.by_index(POOL_INDEX, pool))
-        decider = Decider(state.journal, state.answers, env.clock, state.freed, last_look.allows)
+        check = AllocationCheck(assume_cache, owners, lambda pool: slices.by_index(POOL_INDEX, pool))
+        decider = Decider(state.journal, state.answers, env.clock, state.freed, check.allows)
         added = AddedNodes(informers.policies, config.drivers, config.allocator)
         kept_back: set[bytes] = set()
         reports = AllocationReports(

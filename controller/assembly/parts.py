@@ -232,7 +232,7 @@ def preemption_of(
         env.clock,
         state.pods,
     )
-    env.metrics.watch_preemption(preemption.under_way, preemption.wishes)
+    env.metrics.watch_preemption(preemption.under_way, preemption.dry_runs)
     return preemption
 
 

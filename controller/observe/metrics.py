@@ -229,7 +229,7 @@ class Metrics:
             ["outcome"],
             registry=self.registry,
         )
-        self.preemption_wishes = Counter(
+        self.preemption_dry_runs = Counter(
             f"{prefix}_preemption_wishes",
             "How often it was said that pods would be preempted, in a dry run.",
             registry=self.registry,

@@ -190,7 +190,7 @@ class Effects:
         await (claim.save(record) if effect is Effect.SAVE else claim.note(record))
 
     async def _strike(self, claim: Reservation, record: PreparedClaim, state: ClaimState) -> PreparedClaim:
-        left = await self._hardware.strike_partitions(record)
+        left = await self._hardware.drop_missing_partitions(record)
         if left != record:
             await self._save(Effect.SAVE, claim, left, state)
         return left

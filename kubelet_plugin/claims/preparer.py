@@ -198,11 +198,11 @@ class Preparer:
         before = start.boot_before
         for record in self._reservations.records:
             with start.transaction(record.uid) as claim:
-                await self._upkeep.put_in_order(claim)
+                await self._upkeep.reconcile_record(claim)
         for uid in files.keys() - known:
             if self._recovery.is_orphan(uid, files[uid]):
                 with start.transaction(uid) as claim:
-                    await self._upkeep.put_in_order(claim)
+                    await self._upkeep.reconcile_record(claim)
         await self._remove_metadata_without_records()
         try:
             # Last: a crash before it does all of the above again.
@@ -277,7 +277,7 @@ class Preparer:
                 # Looked at inside the transaction: a call may have come between.
                 orphan = claim.record is None and uid in files and self._recovery.is_orphan(uid, files[uid])
                 if claim.record is not None or orphan:
-                    await self._upkeep.put_in_order(claim)
+                    await self._upkeep.reconcile_record(claim)
 
     def partitions_changed(self) -> None:
         """Note that partitions came or went: ``renew`` looks at the claims that have admin access to some."""
@@ -292,7 +292,7 @@ class Preparer:
                 continue
             async with self._undisturbed(record.uid) as claim:
                 if claim is not None and claim.record is not None and self._upkeep.is_due(claim.record):
-                    await self._upkeep.put_in_order(claim)
+                    await self._upkeep.reconcile_record(claim)
 
     @contextlib.asynccontextmanager
     async def _undisturbed(self, uid: Uid) -> AsyncIterator[Reservation | None]:
@@ -487,7 +487,7 @@ class Preparer:
         Raises:
             PrepareError: one is gone.
         """
-        left = await self._hardware.strike_partitions(record)
+        left = await self._hardware.drop_missing_partitions(record)
         gone = [d.device for d, now in zip(record.devices, left.devices, strict=True) if d != now]
         if gone:
             raise PrepareError(

@@ -120,12 +120,12 @@ class Upkeep:
         except DraError:
             return True
 
-    async def put_in_order(self, claim: Reservation) -> None:
+    async def reconcile_record(self, claim: Reservation) -> None:
         """Finish, undo or renew what is found of a claim; what cannot be done now is logged."""
         uid, record = claim.uid, claim.record
         state = record.standing if record is not None else ClaimState.ABSENT
         try:
-            await self._put_in_order(claim, record, state)
+            await self._reconcile_record(claim, record, state)
         except (OSError, DraError) as e:
             # What is known already is logged once, not every few seconds.
             is_slow = isinstance(e, StillPreparing)
@@ -137,7 +137,7 @@ class Upkeep:
             # A bug in a backend must not end the plugin at each of its starts.
             log.exception("a claim could not be put in order", uid=uid, state=state.value)
 
-    async def _put_in_order(
+    async def _reconcile_record(
         self, claim: Reservation, record: PreparedClaim | None, state: ClaimState
     ) -> None:
         if record is not None:

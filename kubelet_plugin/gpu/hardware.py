@@ -58,7 +58,7 @@ class Hardware(Protocol):
         """Set them back where no other claim needs them."""
         ...
 
-    async def strike_partitions(self, record: PreparedClaim) -> PreparedClaim:
+    async def drop_missing_partitions(self, record: PreparedClaim) -> PreparedClaim:
         """Return the record without the identities of instances that are gone, or only half there."""
         ...
 
@@ -162,7 +162,7 @@ class GpuHardware:
             async with self.calls.alone(setting.uuid):
                 await self._restore(setting, holdings.successors(record.uid, setting.uuid))
 
-    async def strike_partitions(self, record: PreparedClaim) -> PreparedClaim:
+    async def drop_missing_partitions(self, record: PreparedClaim) -> PreparedClaim:
         """See ``Hardware``."""
         return await self.partitions.strike(record)
 

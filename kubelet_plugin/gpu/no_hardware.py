@@ -31,7 +31,7 @@ class NoHardware:
     async def restore(self, record: PreparedClaim, holdings: Holdings) -> None:
         """See ``Hardware``."""
 
-    async def strike_partitions(self, record: PreparedClaim) -> PreparedClaim:
+    async def drop_missing_partitions(self, record: PreparedClaim) -> PreparedClaim:
         """See ``Hardware``."""
         return record
 

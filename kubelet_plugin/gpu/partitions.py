@@ -70,7 +70,7 @@ class Partitions:
                 await self._existing(device, partition)
 
     async def strike(self, record: PreparedClaim) -> PreparedClaim:
-        """See ``Hardware.strike_partitions``."""
+        """See ``Hardware.drop_missing_partitions``."""
         gone: set[str] = set()
         for device, partition in held_partitions(record):
             if not partition.uuid:

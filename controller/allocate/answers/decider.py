@@ -118,7 +118,7 @@ class Answers(Protocol):
         """
         ...
 
-    def mistrust(self, reason: str) -> None:
+    def restart_worker(self, reason: str) -> None:
         """Replace the process that answers: its answer contradicts the changes that it was sent."""
         ...
 
@@ -208,7 +208,7 @@ class Decider:
         if len(self._doubtful) >= _DOUBTFUL_PODS and now - self._mistrusted >= _MISTRUST_SECONDS:
             self._doubtful.clear()
             self._mistrusted = now
-            self._answers.mistrust("its answers about many pods are impossible")
+            self._answers.restart_worker("its answers about many pods are impossible")
 
     async def _ask(self, pod: PodID, lane: Lane, *, grants: bool, awaited: bool, shows: bool) -> Answered:
         blamed = 0

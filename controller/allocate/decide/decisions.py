@@ -17,8 +17,8 @@ from controller.allocate.decide.messages import (
     Change,
     Decision,
     GroupMembers,
-    Hard,
     Lane,
+    NeedsSlowLane,
     NotYet,
     PodAnswer,
     PodID,
@@ -51,8 +51,8 @@ from controller.allocate.decide.state.objects import (
     pod_group_of,
 )
 from controller.allocate.decide.state.pod_groups import PodGroupView
-from controller.allocate.decide.suppositions import Suppositions
 from controller.allocate.decide.view import StateView, view_of
+from controller.allocate.decide.what_if import WhatIf
 from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey
 from dra_driver.api.resource import ResourceClaim
@@ -114,7 +114,7 @@ class Decisions:
         )
         self._refusals = Refusals(self._pods, self._claims, self._decider)
         self._memory = Memory(self._heavy, self._gangs, self._claims)
-        self._supposed = Suppositions(
+        self._supposed = WhatIf(
             self._pods,
             self._claims,
             usage,
@@ -252,7 +252,7 @@ class Decisions:
             # Copies of the process cannot prepare its index, as they end; the fast lane can.
             return None
         if question.lane is Lane.FAST and self._heavy.is_hard(pod.metadata.namespace, key, now):
-            return PodAnswer(self._intake.version, Hard(), members)
+            return PodAnswer(self._intake.version, NeedsSlowLane(), members)
         return None
 
     def work_out(self, question: PodQuestion) -> PodAnswer:

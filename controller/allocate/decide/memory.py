@@ -17,8 +17,8 @@ from controller.allocate.decide.learned import (
 )
 from controller.allocate.decide.messages import (
     GroupWrite,
-    Hard,
     Lane,
+    NeedsSlowLane,
     NotYet,
     PodAnswer,
     PodQuestion,
@@ -80,7 +80,7 @@ class Memory:
         if isinstance(answer.decision, Refuse) and answer.cut and question.lane is Lane.FAST:
             # Perhaps it did not come as far as what lacks an index: the slow lane may build that itself.
             self._heavy.gave_up(namespace, key, question.now)
-            return replace(answer, decision=Hard())
+            return replace(answer, decision=NeedsSlowLane())
         self._heavy.finished(key)
         if isinstance(answer.decision, Write | GroupWrite):
             self._heavy.served(namespace, key, question.now)

@@ -40,8 +40,8 @@ __all__ = [
     "GrantedNode",
     "GroupMembers",
     "GroupWrite",
-    "Hard",
     "Lane",
+    "NeedsSlowLane",
     "NodeTurnedDown",
     "NotYet",
     "ObjectGone",
@@ -312,7 +312,7 @@ class Lane(enum.Enum):
     """How much work a question may cause, and whom it may keep waiting."""
 
     FAST = "fast"
-    """Little work: all other questions wait meanwhile. What needs more is answered with ``Hard``."""
+    """Little work: all other questions wait meanwhile. What needs more is answered with ``NeedsSlowLane``."""
     SLOW = "slow"
     """Much work, beside the other questions."""
 
@@ -479,7 +479,7 @@ class GrantDevices:
 
 
 @dataclass(frozen=True, slots=True)
-class Hard:
+class NeedsSlowLane:
     """The question needs more work than the fast lane gives; it is to be asked in the slow lane."""
 
 
@@ -500,7 +500,7 @@ class NotYet:
     signature: bytes = b""
 
 
-Decision = Wait | Proceed | Refuse | Write | GroupWrite | GrantDevices | Hard | SetAside | NotYet
+Decision = Wait | Proceed | Refuse | Write | GroupWrite | GrantDevices | NeedsSlowLane | SetAside | NotYet
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,9 +53,9 @@ _PAUSE_SECONDS: Final = 1.0
 _PAUSE: Final = 10.0
 _DRY_PAUSE: Final = 20.0
 # In a dry run, until the same is asked again where the answer was another one, and where it was the same.
-_WISH_SECONDS: Final = 60.0
-_SAME_WISH_SECONDS: Final = 300.0
-# For so long after a start wishes stand of which it is not known whether their pods still wait.
+_DRY_RUN_SECONDS: Final = 60.0
+_SAME_DRY_RUN_SECONDS: Final = 300.0
+# For so long after a start dry runs stand of which it is not known whether their pods still wait.
 _ADOPTED_SECONDS: Final = 60.0
 # As a multiple of the time-out: for so long nobody tries again to remove a pod whose removal was refused
 # throughout a round. Others may be removed in its place.
@@ -98,7 +98,7 @@ class Preemption:
             candidates: finds the pods that may preempt.
             judge: looks at victims.
             remover: removes them.
-            condition: shows rounds and wishes.
+            condition: shows rounds and dry runs.
             owners: know whose a pool is.
             wakeups: know the pods that wait, and look at them again.
             recorder: for Events.
@@ -139,9 +139,9 @@ class Preemption:
             pod in r.members and r.state not in (State.RESTING, State.OVER) for r in self._rounds.values()
         )
 
-    def wishes(self) -> int:
+    def dry_runs(self) -> int:
         """Return for how many pods or groups others would be preempted in a dry run."""
-        return len(self._condition.wishes())
+        return len(self._condition.dry_runs())
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -150,7 +150,7 @@ class Preemption:
             case PreemptionMode.ON:
                 self._adopt()
             case PreemptionMode.DRY_RUN:
-                self._condition.adopt_wishes()
+                self._condition.adopt_dry_runs()
             case PreemptionMode.OFF:
                 pass
         async with asyncio.TaskGroup() as tasks:
@@ -202,8 +202,8 @@ class Preemption:
         elif self._settings.mode is PreemptionMode.ON:
             await self._begin(candidate, answer)
         else:
-            is_news = self._wish(candidate, answer)
-            self._turns.again(uid, now + (_WISH_SECONDS if is_news else _SAME_WISH_SECONDS))
+            is_news = self._show_dry_run(candidate, answer)
+            self._turns.again(uid, now + (_DRY_RUN_SECONDS if is_news else _SAME_DRY_RUN_SECONDS))
         return seconds
 
     def _found(self, now: float) -> Candidate | None:
@@ -239,7 +239,7 @@ class Preemption:
         try:
             answer = codec.decode(PreemptionAnswer, bytes(planned.plan))
         except DecodeError as e:
-            self._answers.mistrust(f"an answer about preemption that makes no sense: {e}")
+            self._answers.restart_worker(f"an answer about preemption that makes no sense: {e}")
             return None, planned.seconds
         log.debug("asked about preemption", pod=str(candidate.id.key), reason=answer.reason)
         return answer, planned.seconds
@@ -260,7 +260,7 @@ class Preemption:
         """Forget what is known of pods that do not wait any more."""
         pods = {one.uid for one in waiting}
         if now >= self._started + _ADOPTED_SECONDS:
-            for pod in self._condition.wishes() - pods:
+            for pod in self._condition.dry_runs() - pods:
                 self._condition.end(pod)
         pods.update(uid for round_ in self._rounds.values() for uid in round_.members)
         self._turns.keep(pods, {one.key.namespace for one in waiting})
@@ -274,12 +274,14 @@ class Preemption:
 
     # --- dry run --------------------------------------------------------------------------------------------
 
-    def _wish(self, candidate: Candidate, answer: PreemptionAnswer) -> bool:
+    def _show_dry_run(self, candidate: Candidate, answer: PreemptionAnswer) -> bool:
         """Show who would be preempted for a pod; return whether that is news."""
-        if len(answer.victims) > MOST_PREEMPTED or not self._condition.wish(candidate.pod, record_of(answer)):
+        if len(answer.victims) > MOST_PREEMPTED or not self._condition.show_dry_run(
+            candidate.pod, record_of(answer)
+        ):
             return False
         text = named_for(candidate.pod, answer.victims)
-        self._metrics.preemption_wishes.inc()
+        self._metrics.preemption_dry_runs.inc()
         log.info("would preempt", pod=str(candidate.pod.key), victims=text)
         if not self._budgets_known():
             text += "; PodDisruptionBudgets may not be read, so these may keep some"

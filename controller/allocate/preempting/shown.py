@@ -1,4 +1,4 @@
-"""Writes rounds and wishes down on preemptors, and ends what is out of date there."""
+"""Writes rounds and dry runs down on preemptors, and ends what is out of date there."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class PreemptionCondition:
         self._written = PodCondition(client, names.PREEMPTING_CONDITION, names.PREEMPTION_FIELD_MANAGER)
         self._clock = clock
         self._pods = pods
-        self._wishes: dict[Uid, tuple[ObjectKey, PreemptionRecord, str]] = {}
+        self._dry_runs: dict[Uid, tuple[ObjectKey, PreemptionRecord, str]] = {}
         self._is_open: Callable[[Uid], bool] = lambda _: False
         # Pods that perhaps do not show what they are to show; those that were tried last come last.
         self._unsettled: dict[ObjectKey, None] = {}
@@ -108,11 +108,13 @@ class PreemptionCondition:
 
     def _seen(self, pod: Pod) -> None:
         shown = shown_preemption(pod)
-        if pod.metadata.uid in self._wishes or (shown is not None and shown.reason in (OPEN, WOULD_PREEMPT)):
+        if pod.metadata.uid in self._dry_runs or (
+            shown is not None and shown.reason in (OPEN, WOULD_PREEMPT)
+        ):
             self._unsettled[pod.key] = None
 
     def _gone(self, pod: Pod) -> None:
-        self._wishes.pop(pod.metadata.uid, None)
+        self._dry_runs.pop(pod.metadata.uid, None)
 
     # --- rounds ---------------------------------------------------------------------------------------------
 
@@ -159,31 +161,31 @@ class PreemptionCondition:
         if found is not None and found.metadata.uid == pod.uid:
             await self._try(found)
 
-    # --- wishes ---------------------------------------------------------------------------------------------
+    # --- dry runs -------------------------------------------------------------------------------------------
 
-    def wishes(self) -> Set[Uid]:
+    def dry_runs(self) -> Set[Uid]:
         """Return the pods for which others would be preempted."""
-        return self._wishes.keys()
+        return self._dry_runs.keys()
 
-    def adopt_wishes(self) -> None:
+    def adopt_dry_runs(self) -> None:
         """Stand by what a process before this one has shown, until it is asked again."""
         for pod in self._pods.items():
             shown = shown_preemption(pod)
             if shown is not None and shown.reason == WOULD_PREEMPT:
-                self._wishes[pod.metadata.uid] = (pod.key, shown.record, shown.since)
+                self._dry_runs[pod.metadata.uid] = (pod.key, shown.record, shown.since)
 
-    def wish(self, pod: Pod, record: PreemptionRecord) -> bool:
+    def show_dry_run(self, pod: Pod, record: PreemptionRecord) -> bool:
         """Show who would be preempted for a pod; return whether that is news."""
-        known = self._wishes.get(pod.metadata.uid)
+        known = self._dry_runs.get(pod.metadata.uid)
         if known is not None and set(known[1].victims) == set(record.victims):
             return False
-        self._wishes[pod.metadata.uid] = (pod.key, record, rfc3339(self._clock.now()))
+        self._dry_runs[pod.metadata.uid] = (pod.key, record, rfc3339(self._clock.now()))
         self._unsettled[pod.key] = None
         return True
 
     def end(self, pod: Uid) -> None:
         """Show that no pod would be preempted for this one."""
-        if (known := self._wishes.pop(pod, None)) is not None:
+        if (known := self._dry_runs.pop(pod, None)) is not None:
             self._unsettled[known[0]] = None
 
     # --- writing --------------------------------------------------------------------------------------------
@@ -226,8 +228,8 @@ class PreemptionCondition:
         shown, uid = shown_preemption(pod), pod.metadata.uid
         if self._is_open(uid):
             return None
-        if uid in self._wishes:
-            _, record, since = self._wishes[uid]
+        if uid in self._dry_runs:
+            _, record, since = self._dry_runs[uid]
             same = shown is not None and shown.reason == WOULD_PREEMPT and shown.record == record
             return None if same else (WOULD_PREEMPT, record.message, since)
         if shown is not None and shown.reason == OPEN:

@@ -14,8 +14,8 @@ import structlog
 from controller.allocate.answers.decider import Decider
 from controller.allocate.decide import (
     GroupFinder,
-    Hard,
     Lane,
+    NeedsSlowLane,
     Rank,
     Refuse,
     is_ending,
@@ -285,7 +285,7 @@ class ScaleUp:
             return False
         answer, answered = found
         match answer.decision:
-            case Hard():
+            case NeedsSlowLane():
                 return True  # as it was refused in the slow lane; each change leads to a look there
             case Refuse(undo=undo, new_node=new_node):
                 if undo or answer.gave_up:

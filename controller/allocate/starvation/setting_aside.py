@@ -22,10 +22,10 @@ from controller.allocate.decide import (
     suitable_nodes,
 )
 from controller.allocate.signal import Signal
+from controller.allocate.starvation.exclusions import SetAsideExclusions
 from controller.allocate.starvation.heads import WaitingHeads
 from controller.allocate.starvation.shown import SetAsideCondition
-from controller.allocate.starvation.turned_down import TurnedDown
-from controller.allocate.starvation.turns import Head, Starving
+from controller.allocate.starvation.turns import Head, StarvationTurns
 from controller.allocate.state.known_pods import KnownPods
 from controller.allocate.state.pool_owners import CurrentOwners
 from controller.allocate.wakeups import Wakeups
@@ -68,7 +68,7 @@ class SettingAside:
         """Connect the parts, and follow the pods from now on.
 
         Args:
-            seconds: see ``Starving``.
+            seconds: see ``StarvationTurns``.
             decider: asked which devices to set aside.
             journal: learns which are.
             owners: know whose a pool is.
@@ -82,8 +82,8 @@ class SettingAside:
             group_of: the group of a pod, if it is allocated as a whole.
         """
         self._group_of = group_of
-        self._starving = Starving(seconds)
-        self._turned_down = TurnedDown(seconds)
+        self._starving = StarvationTurns(seconds)
+        self._turned_down = SetAsideExclusions(seconds)
         self._pause = min(_LONGEST_LOOK_SECONDS, seconds / 4) if seconds else 0.0
         self._decider = decider
         self._journal = journal
@@ -96,7 +96,7 @@ class SettingAside:
         self._nodes = nodes
         self._heads = WaitingHeads(wakeups.pending, clock, pods)
         # By pod: its resourceVersion, and what it has in common with others.
-        self._known_kin: dict[Uid, tuple[str, tuple[Hashable, ...]]] = {}
+        self._known_similar: dict[Uid, tuple[str, tuple[Hashable, ...]]] = {}
         # What is set aside, and the nodes that were unschedulable before, which the pod tolerates.
         self._now = _NOTHING
         self._tolerated: set[str] = set()
@@ -147,7 +147,7 @@ class SettingAside:
             self._end_if_over(now)
             self._starving.bound(uid, now)
             if self._turned_down:
-                self._turned_down.bound(uid, self._case(pod), self._kin(old))
+                self._turned_down.bound(uid, self._case(pod), self._similar(old))
         elif report_of(pod) != report_of(old):
             self._turned_down.reported(uid, suitable_nodes(pod))
 
@@ -162,7 +162,7 @@ class SettingAside:
         self._turned_down.add(
             uid,
             self._case(pod),
-            self._kin(pod),
+            self._similar(pod),
             now,
             hopeless=reason is TakenBack.UNSCHEDULABLE and is_unschedulable,
             everywhere=report is not None and NOT_ON_NODE not in report.message,
@@ -172,26 +172,26 @@ class SettingAside:
         if not self._turned_down:
             return False
         pod = self._pods.get(head.key)
-        return pod is None or self._turned_down.leaves_out(self._case(pod), self._kin(pod), now)
+        return pod is None or self._turned_down.leaves_out(self._case(pod), self._similar(pod), now)
 
     async def _compare(self, heads: Sequence[Head]) -> None:
         """Find out what the pods that wait have in common with others, without holding the event loop."""
         for count, head in enumerate(heads if self._turned_down else (), 1):
             pod = self._pods.get(head.key)
             if pod is not None:
-                self._kin(pod)
+                self._similar(pod)
             if count % _PODS_AT_A_TIME == 0:
                 await asyncio.sleep(0)
 
-    def _kin(self, pod: Pod) -> tuple[Hashable, ...]:
+    def _similar(self, pod: Pod) -> tuple[Hashable, ...]:
         """Return what a pod has in common with those that may take its place: owner, requests."""
         uid, version = pod.metadata.uid, pod.metadata.resource_version
-        known = self._known_kin.get(uid)
+        known = self._known_similar.get(uid)
         if known is None or known[0] != version:
-            known = self._known_kin[uid] = (version, self._kin_of(pod))
+            known = self._known_similar[uid] = (version, self._similar_of(pod))
         return known[1]
 
-    def _kin_of(self, pod: Pod) -> tuple[Hashable, ...]:
+    def _similar_of(self, pod: Pod) -> tuple[Hashable, ...]:
         owners = pod.metadata.owner_references or ()
         asks = (pod.metadata.namespace, signature_of(pod, self._pods.claims(pod), ()))
         return (*(o.uid for o in owners if o.controller), asks)
@@ -200,7 +200,7 @@ class SettingAside:
         self._end_if_over(self._clock.monotonic())
         self._starving.forget(pod.metadata.uid)
         self._turned_down.forget(pod.metadata.uid)
-        self._known_kin.pop(pod.metadata.uid, None)
+        self._known_similar.pop(pod.metadata.uid, None)
 
     # --- turns ----------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from controller.allocate.starvation.accounts import Account, Accounts
 from dra_driver.api.meta import ObjectKey, Uid
 from dra_driver.doubling import doubled
 
-__all__ = ["Head", "Holding", "Starving"]
+__all__ = ["Head", "Holding", "StarvationTurns"]
 
 # Doubling ends there; devices are set aside for no longer for all pods of a namespace and priority together.
 _LONGEST_SECONDS: Final = 3600.0
@@ -58,7 +58,7 @@ class Holding:
     until: float
 
 
-class Starving:
+class StarvationTurns:
     """Gives one pod at a time its turn.
 
     Of the pods that have waited for long enough those of the highest priority have their turns; of these, one
@@ -106,7 +106,7 @@ class Starving:
             return None
         self._accounts.give_back(now)
         ripe = sorted(
-            (head for head in heads if self._is_ripe(head, now)),
+            (head for head in heads if self._has_waited_enough(head, now)),
             key=lambda h: (h.rank.level, self._looks.get(h.key.namespace, 0), h.rank),
         )
         least = 2 * self._seconds
@@ -115,7 +115,7 @@ class Starving:
                 return head
         return None
 
-    def _is_ripe(self, head: Head, now: float) -> bool:
+    def _has_waited_enough(self, head: Head, now: float) -> bool:
         if self.holding is not None and head.rank.level >= self.holding.head.rank.level:
             return False
         if any(now < until and head.rank.level >= level for level, until in self._pauses.items()):

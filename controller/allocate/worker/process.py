@@ -149,8 +149,8 @@ class WorkerProcess:
         self._write(frame(Code.PLAN, self._number, question))
         return await answer
 
-    def mistrust(self, reason: str) -> None:
-        """See ``Answers.mistrust``."""
+    def restart_worker(self, reason: str) -> None:
+        """See ``Answers.restart_worker``."""
         if self._child is not None:
             log.error("the worker that decides is replaced", reason=reason)
             # It is to blame, no question.
@@ -162,7 +162,7 @@ class WorkerProcess:
             self._written += len(data)
             self._child.write(data)
             if self._child.unread > _MOST_UNREAD:
-                self.mistrust("it does not take what it is told")
+                self.restart_worker("it does not take what it is told")
 
     def _send(self, version: int, change: Change) -> None:
         self._write(frame_of_change(version, change))

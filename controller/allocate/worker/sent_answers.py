@@ -18,9 +18,9 @@ from controller.allocate.decide import (
     GrantedNode,
     GroupMembers,
     GroupWrite,
-    Hard,
     Lane,
     Learned,
+    NeedsSlowLane,
     NotYet,
     PodAnswer,
     PodID,
@@ -245,7 +245,7 @@ def _packed(decision: Decision) -> _Packed:
         case Refuse(message, claims, undo, elsewhere, signature, new_node):
             refs = tuple(map(_ref, claims)), tuple(map(_ref, undo))
             return _Refuse(message, *refs, elsewhere, signature, new_node)
-        case Hard():
+        case NeedsSlowLane():
             return _Hard()
         case NotYet(message, claims, signature):
             return _NotYet(message, tuple(map(_ref, claims)), signature)
@@ -301,7 +301,7 @@ def decision_of(answer: Answer, known: Callable[[ObjectKey], ResourceClaim | Non
             text, named = message[:_LONGEST_TEXT], tuple(newest(claims))
             return Refuse(text, named, tuple(map(found, undo)), elsewhere, signature, new_node)
         case _Hard():
-            return Hard()
+            return NeedsSlowLane()
         case _NotYet(message, claims, signature):
             return NotYet(message[:_LONGEST_TEXT], tuple(newest(claims)), signature)
         case _SetAside(rank, places):

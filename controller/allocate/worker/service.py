@@ -19,8 +19,8 @@ from controller.allocate.decide import (
     ClaimAssumed,
     Decisions,
     GroupWrite,
-    Hard,
     Lane,
+    NeedsSlowLane,
     NotYet,
     PodAnswer,
     PodExpected,
@@ -219,7 +219,7 @@ class Service:
                 self._send(frame(Code.BEGUN, number))
                 with limits.memory(self._start.memory):
                     known = self._decisions.learn(question, self._decisions.work_out(question))
-            if known.pause or not known.remembered or isinstance(known.decision, Hard):
+            if known.pause or not known.remembered or isinstance(known.decision, NeedsSlowLane):
                 known = replace(known, learned=self._decisions.learned(question))
         except (MemoryError, OSError):
             raise

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from controller.allocate.decide import Rank
 from controller.allocate.decide.set_aside import soonest
 from controller.allocate.starvation.accounts import Account
-from controller.allocate.starvation.turned_down import TurnedDown
-from controller.allocate.starvation.turns import Head, Starving
+from controller.allocate.starvation.exclusions import SetAsideExclusions
+from controller.allocate.starvation.turns import Head, StarvationTurns
 from dra_driver.api.meta import ObjectKey, Uid
 
 PATIENCE = 10.0
@@ -40,18 +40,18 @@ def test_the_least_that_makes_it_fit_is_found(ages: list[int], fits_from: int) -
 
 
 def test_nobody_has_a_turn_before_having_waited() -> None:
-    starving = Starving(PATIENCE)
+    starving = StarvationTurns(PATIENCE)
     heads = [head("p", since=5.0)]
     assert starving.candidate(heads, 14.9) is None
     assert starving.candidate(heads, 15.0) == heads[0]
 
 
 def test_nobody_has_a_turn_where_it_is_switched_off() -> None:
-    assert Starving(0.0).candidate([head("p")], 1e6) is None
+    assert StarvationTurns(0.0).candidate([head("p")], 1e6) is None
 
 
 def test_a_pod_of_higher_priority_has_its_turn_at_once_and_others_wait() -> None:
-    starving = Starving(PATIENCE)
+    starving = StarvationTurns(PATIENCE)
     starving.begin(head("p"), 10.0)
     assert starving.candidate([head("p"), head("q")], 11.0) is None
     high = head("r", priority=5)
@@ -59,7 +59,7 @@ def test_a_pod_of_higher_priority_has_its_turn_at_once_and_others_wait() -> None
 
 
 def test_a_pod_that_fits_nowhere_lets_others_go_first() -> None:
-    starving = Starving(PATIENCE)
+    starving = StarvationTurns(PATIENCE)
     never, other = head("never", priority=9), head("other")
     assert starving.candidate([never, other], 10.0) == never
     starving.nothing_found(never, 10.0)
@@ -68,7 +68,7 @@ def test_a_pod_that_fits_nowhere_lets_others_go_first() -> None:
 
 
 def test_namespaces_take_turns_whatever_the_ages_of_their_pods() -> None:
-    starving = Starving(PATIENCE)
+    starving = StarvationTurns(PATIENCE)
     heads = [*(head(f"p{i}", "many", since=float(i)) for i in range(20)), head("one", "few", since=30.0)]
     now, order = 100.0, []
     for _ in range(4):
@@ -87,7 +87,7 @@ def test_namespaces_take_turns_whatever_the_ages_of_their_pods() -> None:
 def test_every_pod_is_served_in_bounded_time_where_each_needs_a_turn_of_its_own_length(seed: int) -> None:
     """Holders of devices run for a time that nobody knows; a turn that lasts as long serves its pod."""
     chance = random.Random(seed)
-    starving = Starving(PATIENCE)
+    starving = StarvationTurns(PATIENCE)
     waiting = {
         head(f"p{i}", chance.choice("abc"), chance.choice((0, 0, 5)), chance.uniform(0, 50)): chance.uniform(
             1, 200
@@ -117,7 +117,7 @@ def test_every_pod_is_served_in_bounded_time_where_each_needs_a_turn_of_its_own_
             begun = now
 
 
-def serve(starving: Starving, uid: Uid, at: float) -> None:
+def serve(starving: StarvationTurns, uid: Uid, at: float) -> None:
     starving.serve(at)
     starving.bound(uid, at)
 
@@ -128,7 +128,7 @@ def test_what_one_namespace_keeps_in_vain_is_bounded_however_many_pods_it_makes(
     priorities: int, number: int
 ) -> None:
     """Its pods wait for what it holds itself, say: nobody can tell that from big requests of others."""
-    starving = Starving(300.0)
+    starving = StarvationTurns(300.0)
     heads = [head(f"p{i}", "tenant", i % priorities) for i in range(number)]
     now, kept = 0.0, 0.0
     while now < 86_400.0:
@@ -145,7 +145,7 @@ def test_what_one_namespace_keeps_in_vain_is_bounded_however_many_pods_it_makes(
 
 @pytest.mark.parametrize("seconds", [5.0, 590.0])
 def test_a_pod_that_is_made_anew_in_its_turn_keeps_no_more(seconds: float) -> None:
-    starving = Starving(300.0)
+    starving = StarvationTurns(300.0)
     now, kept, number = 0.0, 0.0, 0
     mine = head("p", "tenant")
     while now < 86_400.0:
@@ -164,14 +164,14 @@ def test_a_pod_that_is_made_anew_in_its_turn_keeps_no_more(seconds: float) -> No
 
 
 def test_a_pod_that_is_deleted_and_made_anew_each_second_has_no_turn() -> None:
-    starving = Starving(PATIENCE)
+    starving = StarvationTurns(PATIENCE)
     for second in range(1000):
         anew = head("p", since=float(second))._replace(uid=Uid(f"p-{second}"))
         assert starving.candidate([anew], second + 0.9) is None
 
 
 def test_whoever_uses_what_was_set_aside_has_as_many_turns_as_it_needs() -> None:
-    starving = Starving(PATIENCE)
+    starving = StarvationTurns(PATIENCE)
     now = 0.0
     for number in range(2000):
         mine = head(f"p{number}", since=now)
@@ -193,7 +193,7 @@ def test_whoever_uses_what_was_set_aside_has_as_many_turns_as_it_needs() -> None
 
 
 def test_one_namespace_that_has_used_its_time_up_leaves_turns_to_others() -> None:
-    starving = Starving(300.0)
+    starving = StarvationTurns(300.0)
     mine, other = head("p", "tenant", 9), head("q", "other")
     now = 300.0
     while starving.candidate([mine], now) is not None:
@@ -205,7 +205,7 @@ def test_one_namespace_that_has_used_its_time_up_leaves_turns_to_others() -> Non
 
 def test_pods_that_would_fit_nowhere_hold_up_no_other_namespace() -> None:
     """Each look takes a second, and a pod for which nothing was found is looked at again."""
-    starving = Starving(PATIENCE)
+    starving = StarvationTurns(PATIENCE)
     impossible = [head(f"p{i}", "tenant") for i in range(500)]
     other = head("q", "other", since=5.0)
     for look in range(100):
@@ -220,7 +220,7 @@ def test_pods_that_would_fit_nowhere_hold_up_no_other_namespace() -> None:
 
 
 def test_a_pod_that_would_fit_nowhere_is_looked_at_less_and_less() -> None:
-    starving = Starving(PATIENCE)
+    starving = StarvationTurns(PATIENCE)
     never, looks = head("never"), 0
     for second in range(10_000):
         if starving.candidate([never], float(second)) is not None:
@@ -230,7 +230,7 @@ def test_a_pod_that_would_fit_nowhere_is_looked_at_less_and_less() -> None:
 
 
 def test_after_a_turn_in_vain_others_may_use_the_devices_for_half_as_long() -> None:
-    starving = Starving(PATIENCE)
+    starving = StarvationTurns(PATIENCE)
     mine, urgent = head("p"), head("q", "b", priority=5)
     now = 10.0
     for _ in range(3):
@@ -245,7 +245,7 @@ def test_after_a_turn_in_vain_others_may_use_the_devices_for_half_as_long() -> N
 
 
 def test_a_turn_whose_pod_could_not_be_placed_was_in_vain() -> None:
-    starving = Starving(PATIENCE)
+    starving = StarvationTurns(PATIENCE)
     mine, other = head("p"), head("q", "b")
     starving.begin(mine, 10.0)
     starving.serve(20.0)
@@ -258,8 +258,8 @@ def test_a_turn_whose_pod_could_not_be_placed_was_in_vain() -> None:
 # --- pods that were turned down -----------------------------------------------------------------------------
 
 
-def turned_down(**how: bool) -> TurnedDown:
-    found = TurnedDown(PATIENCE)
+def turned_down(**how: bool) -> SetAsideExclusions:
+    found = SetAsideExclusions(PATIENCE)
     found.add(Uid("p"), "p", ("set", "asks"), 0.0, hopeless=True, **how)
     return found
 
@@ -285,7 +285,7 @@ def test_a_pod_that_its_node_does_not_suit_is_left_out_until_more_nodes_would() 
 
 @pytest.mark.parametrize("kin", ["set", "asks"])
 def test_pods_that_take_its_place_are_left_out_for_longer_and_longer(kin: str) -> None:
-    found = TurnedDown(PATIENCE)
+    found = SetAsideExclusions(PATIENCE)
     now, spans = 0.0, []
     for number in range(20):
         uid = Uid(f"p{number}")
@@ -300,7 +300,7 @@ def test_pods_that_take_its_place_are_left_out_for_longer_and_longer(kin: str) -
 
 
 def test_many_pods_that_are_turned_down_together_count_once() -> None:
-    found = TurnedDown(PATIENCE)
+    found = SetAsideExclusions(PATIENCE)
     for number in range(50):
         found.add(Uid(f"p{number}"), f"p{number}", ("set",), float(number) / 10, hopeless=True)
     assert not found.leaves_out("new", ("set",), 2 * PATIENCE)
@@ -314,7 +314,7 @@ def test_one_that_is_bound_shows_that_pods_like_it_can_be_placed() -> None:
 
 
 def test_no_more_is_remembered_than_is_good() -> None:
-    found = TurnedDown(PATIENCE)
+    found = SetAsideExclusions(PATIENCE)
     for number in range(5000):
         found.add(Uid("p"), "p", (number,), 0.0, hopeless=False)
     assert found.leaves_out("q", (4999,), 1.0)
@@ -324,7 +324,7 @@ def test_no_more_is_remembered_than_is_good() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_happens_what_is_kept_in_vain_is_bounded(seed: int) -> None:
     chance = random.Random(seed)
-    starving = Starving(300.0)
+    starving = StarvationTurns(300.0)
     now, number = 0.0, 0
     vain: defaultdict[Account, float] = defaultdict(float)
     heads: list[Head] = []

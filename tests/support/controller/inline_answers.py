@@ -47,8 +47,8 @@ class Inline:
         plan = codec.encode(work_out(self._decisions, question, self._work))
         return PlanAnswer(self._journal.version, self._work() - since, plan=msgspec.Raw(plan))
 
-    def mistrust(self, reason: str) -> None:
-        """See ``Answers.mistrust``; it would say the same again."""
+    def restart_worker(self, reason: str) -> None:
+        """See ``Answers.restart_worker``; it would say the same again."""
         raise AssertionError(reason)
 
 

@@ -93,8 +93,8 @@ class LateAnswers:
         """See ``Answers.plan``: copies of this process are not made."""
         raise NotImplementedError
 
-    def mistrust(self, reason: str) -> None:
-        """See ``Answers.mistrust``: nothing here gives a reason for that."""
+    def restart_worker(self, reason: str) -> None:
+        """See ``Answers.restart_worker``: nothing here gives a reason for that."""
         raise AssertionError(reason)
 
     async def ask(self, question: PodQuestion, unwanted: Callable[[Answered], None]) -> Answered:

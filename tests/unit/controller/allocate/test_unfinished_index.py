@@ -23,8 +23,8 @@ from controller.allocate.decide import (
     ClaimSeen,
     DecisionOverran,
     Decisions,
-    Hard,
     Lane,
+    NeedsSlowLane,
     NotYet,
     ObjectGone,
     ObjectSeen,
@@ -167,7 +167,7 @@ def test_a_question_waits_for_the_index_and_is_not_held_against_the_pod() -> Non
 def test_a_question_of_the_slow_lane_has_its_index_prepared_in_the_fast_one() -> None:
     made = decisions()
     made.apply(DecisionOverran(ASKED.key, 1.0))
-    assert isinstance(ask(made, 2.0).decision, Hard)
+    assert isinstance(ask(made, 2.0).decision, NeedsSlowLane)
     slow = PodQuestion(ASKED, 3.0, Lane.SLOW)
     # In a copy of the process: what it builds is lost with it, but not what its answer says.
     answer = decisions(0.1).work_out(slow)
@@ -181,12 +181,12 @@ def test_a_question_of_the_slow_lane_has_its_index_prepared_in_the_fast_one() ->
 
 def test_a_question_that_is_too_hard_to_come_as_far_as_its_index_is_answered_in_the_slow_lane() -> None:
     made = decisions(0.21)
-    assert isinstance(ask(made, 1.0).decision, Hard)
+    assert isinstance(ask(made, 1.0).decision, NeedsSlowLane)
     assert isinstance(ask(made, 2.0, Lane.SLOW).decision, NotYet)
     # The fast lane tries, with all that it gives used up by the claims; what they lack is not forgotten.
     fast = PodQuestion(ASKED, 3.0)
     assert made.remembered(fast) is None
-    assert isinstance(made.learn(fast, PodAnswer(1, Refuse("gave up"), cut=True)).decision, Hard)
+    assert isinstance(made.learn(fast, PodAnswer(1, Refuse("gave up"), cut=True)).decision, NeedsSlowLane)
     assert made.remembered(fast) is None
     # So the slow lane builds the index itself.
     work = SlowMachine(0.0)

@@ -31,7 +31,7 @@ SET = NodeDevice(
 )
 PLAIN = NodeDevice("gpu-0", "G", "G", edits=cdi.ContainerEdits(env=("G=0",)))
 MADE = ["configure", "create_partitions", "start_daemons", "bind_drivers"]
-MADE_AGAIN = ["configure", "strike_partitions", "create_partitions", "start_daemons", "bind_drivers"]
+MADE_AGAIN = ["configure", "drop_missing_partitions", "create_partitions", "start_daemons", "bind_drivers"]
 UNDONE = ["stop_daemons", "destroy_partitions", "restore"]
 
 

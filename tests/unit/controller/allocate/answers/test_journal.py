@@ -20,8 +20,8 @@ from controller.allocate.decide import (
     DecisionOverran,
     Decisions,
     DevicesSetAside,
-    Hard,
     NamespaceStruck,
+    NeedsSlowLane,
     ObjectGone,
     ObjectSeen,
     PodExpected,
@@ -152,8 +152,8 @@ def test_decisions_that_ended_a_worker_count_although_the_pod_is_deleted_at_once
     journal.apply(ClaimSeen(claim_of("x5", {})))
     journal.apply(ObjectSeen(pod_of("x5", {})))
     # Neither deleting the pod before nor afterwards has its namespace begin anew with each worker.
-    assert replayed(journal).decide(question_of("x5", 4.0)).decision == Hard()
-    assert replayed(journal).decide(question_of("x5", 500.0)).decision != Hard()
+    assert replayed(journal).decide(question_of("x5", 4.0)).decision == NeedsSlowLane()
+    assert replayed(journal).decide(question_of("x5", 500.0)).decision != NeedsSlowLane()
 
 
 def test_what_a_worker_has_learned_of_a_question_is_known_to_the_next() -> None:

@@ -73,7 +73,7 @@ class Says:
     async def plan(self, question: PlanQuestion) -> PlanAnswer:
         raise NotImplementedError
 
-    def mistrust(self, reason: str) -> None:
+    def restart_worker(self, reason: str) -> None:
         self.mistrusted.append(reason)
 
 

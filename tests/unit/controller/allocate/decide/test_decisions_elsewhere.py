@@ -20,7 +20,7 @@ from controller.allocate.decide import (
     DevicesSetAside,
     GrantDevices,
     GroupWrite,
-    Hard,
+    NeedsSlowLane,
     NodeTurnedDown,
     NotYet,
     ObjectGone,
@@ -360,7 +360,7 @@ class Scenario:
             case GroupWrite(writes):
                 for pod_id, write in writes:
                     self.assume(pod_id, write)
-            case Wait() | Proceed() | Refuse() | Hard() | SetAside() | GrantDevices() | NotYet():
+            case Wait() | Proceed() | Refuse() | NeedsSlowLane() | SetAside() | GrantDevices() | NotYet():
                 pass
         return answer
 

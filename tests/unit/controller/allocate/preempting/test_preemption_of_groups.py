@@ -170,7 +170,7 @@ def test_victims_that_a_worker_makes_up_stay() -> None:
     class Lying:
         def __init__(self, real: Answers, journal: Journal) -> None:
             self._real, self._journal = real, journal
-            self.run, self.ask, self.mistrust = real.run, real.ask, real.mistrust
+            self.run, self.ask, self.restart_worker = real.run, real.ask, real.restart_worker
 
         async def plan(self, question: PlanQuestion) -> PlanAnswer:
             victims = []

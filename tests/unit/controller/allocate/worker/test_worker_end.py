@@ -20,7 +20,7 @@ import pytest
 from builders import DRIVER
 from worker_world import WorkerCluster, copies_of, facts_of, hard_claim, run, world
 
-from controller.allocate.decide import Decisions, Hard, Lane, PodID, PodQuestion, Settings
+from controller.allocate.decide import Decisions, Lane, NeedsSlowLane, PodID, PodQuestion, Settings
 from controller.allocate.worker.child import WorkerChild
 from controller.allocate.worker.slow_lane import Outcome, SlowLane
 from controller.allocate.worker.wire import Code, Frames, Start, frame
@@ -136,7 +136,7 @@ async def in_the_slow_lane(w: WorkerCluster) -> tuple[asyncio.Task[object], int]
     """Ask a question that a copy of the worker works on for long; return it, and the copy."""
     w.hard_nodes()
     w.pod("hard", hard_claim("hard"))
-    assert isinstance((await w.ask("hard"))[0].decision, Hard)
+    assert isinstance((await w.ask("hard"))[0].decision, NeedsSlowLane)
     slow: asyncio.Task[object] = asyncio.create_task(w.ask("hard", Lane.SLOW))
     while not copies_of(w.child.pid):
         await asyncio.sleep(0.01)

@@ -28,8 +28,8 @@ from controller.allocate.decide import (
     ClaimAssumed,
     Decisions,
     DevicesSetAside,
-    Hard,
     Lane,
+    NeedsSlowLane,
     ObjectGone,
     PodAnswer,
     PodID,
@@ -144,7 +144,7 @@ def test_a_hard_question_is_worked_out_beside_the_others() -> None:
             w.pod("hard", hard_claim("hard"))
             w.pod("easy")
             answer, _ = await w.ask("hard")
-            assert isinstance(answer.decision, Hard)
+            assert isinstance(answer.decision, NeedsSlowLane)
             slow = asyncio.create_task(w.ask("hard", Lane.SLOW))
             for _ in range(20):
                 easy, answered = await w.ask("easy")
@@ -266,7 +266,7 @@ def test_a_worker_that_does_not_answer_is_replaced_and_the_question_is_slow_from
             await w.kill(signal.SIGSTOP)
             w.worker._begun = w.worker._number
             answer, _ = await asking
-            assert isinstance(answer.decision, Hard)
+            assert isinstance(answer.decision, NeedsSlowLane)
             assert w.worker.restarts == 1
             w.accept(await w.ask("a", Lane.SLOW))
             assert isinstance((await w.ask("b"))[0].decision, Refuse)
@@ -295,14 +295,14 @@ def test_memory_that_a_question_takes_is_bounded_in_both_lanes() -> None:
             w.pod("large", long_text("large"))
             w.pod("small")
             answer, _ = await w.ask("large")
-            assert isinstance(answer.decision, Hard)
+            assert isinstance(answer.decision, NeedsSlowLane)
             assert w.worker.restarts == 1
             answer, _ = await w.ask("large", Lane.SLOW)
             assert isinstance(answer.decision, Refuse)
             assert answer.gave_up
             assert "1 MiB of memory" in answer.decision.message
             assert w.worker.restarts == 1
-            assert isinstance((await w.ask("small"))[0].decision, Write | Hard)
+            assert isinstance((await w.ask("small"))[0].decision, Write | NeedsSlowLane)
 
     run(scenario)
 
@@ -313,7 +313,7 @@ def test_a_worker_that_ends_while_a_copy_works_is_replaced_at_once() -> None:
             w.hard_nodes()
             w.pod("hard", hard_claim("hard"))
             w.pod("easy")
-            assert isinstance((await w.ask("hard"))[0].decision, Hard)
+            assert isinstance((await w.ask("hard"))[0].decision, NeedsSlowLane)
             slow = asyncio.create_task(w.ask("hard", Lane.SLOW))
             before = w.child.pid
             while not copies_of(before):
@@ -343,7 +343,7 @@ def test_an_answer_that_would_be_too_large_to_read_is_a_refusal_and_the_worker_l
                 body = builders.claim(f"big-{i}", uid=f"claim-big-{i}")
                 body["spec"]["devices"]["config"] = many
                 w.pod(f"big-{i}", body, metadata=group)
-            assert isinstance((await w.ask("big-0"))[0].decision, Hard)
+            assert isinstance((await w.ask("big-0"))[0].decision, NeedsSlowLane)
             answer, _ = await w.ask("big-0", Lane.SLOW)
             assert isinstance(answer.decision, Refuse)
             assert "more than 16 MiB for its allocations and their parameters" in answer.decision.message

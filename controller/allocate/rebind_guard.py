@@ -8,10 +8,10 @@ from controller.allocate.state.known_pods import KnownPods
 from dra_driver.api.core import Pod
 from dra_driver.api.names import CLAIM_FINALIZER
 
-__all__ = ["Settling"]
+__all__ = ["RebindGuard"]
 
 
-class Settling:
+class RebindGuard:
     """How long claims of a pod stay unallocated for the sake of other users of theirs.
 
     Args:

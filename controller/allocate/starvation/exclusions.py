@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from dra_driver.api.meta import Uid
 from dra_driver.doubling import doubled
 
-__all__ = ["TurnedDown"]
+__all__ = ["SetAsideExclusions"]
 
 # Doubling ends there.
 _LONGEST_SECONDS: Final = 86_400.0
@@ -34,7 +34,7 @@ class _Hopeless(NamedTuple):
     suitable: int | None
 
 
-class TurnedDown:
+class SetAsideExclusions:
     """Knows for which pods nothing is to be set aside, because their last allocation was taken back.
 
     kube-scheduler looks at a pod again whenever something changes that it looks at, and reports. So a pod
@@ -58,7 +58,7 @@ class TurnedDown:
         self,
         pod: Uid,
         case: Hashable,
-        kin: Collection[Hashable],
+        similar: Collection[Hashable],
         now: float,
         *,
         hopeless: bool,
@@ -69,12 +69,12 @@ class TurnedDown:
         Args:
             pod: which one.
             case: the pod, or its group.
-            kin: what it has in common with pods that may take its place.
+            similar: what it has in common with pods that may take its place.
             now: the time.
             hopeless: kube-scheduler says that it has no node for the pod as things are.
             everywhere: no node suits it, whatever devices it has there.
         """
-        for of in {case, *kin}:
+        for of in {case, *similar}:
             known = self._rests.pop(of, _Rest(0, 0.0))
             if now >= known.until:
                 seconds = doubled(self._seconds, known.times + 1, _LONGEST_SECONDS)
@@ -101,10 +101,10 @@ class TurnedDown:
         """Return whether any pod may be left out."""
         return bool(self._rests)
 
-    def bound(self, pod: Uid, case: Hashable, kin: Collection[Hashable]) -> None:
+    def bound(self, pod: Uid, case: Hashable, similar: Collection[Hashable]) -> None:
         """Note that a pod is bound: pods like it can be placed."""
         self.forget(pod)
-        for of in (case, *kin):
+        for of in (case, *similar):
             self._rests.pop(of, None)
 
     def forget(self, pod: Uid) -> None:
@@ -115,14 +115,14 @@ class TurnedDown:
             if not self._cases[known.case]:
                 del self._cases[known.case]
 
-    def leaves_out(self, case: Hashable, kin: Collection[Hashable], now: float) -> bool:
+    def leaves_out(self, case: Hashable, similar: Collection[Hashable], now: float) -> bool:
         """Return whether nothing is to be set aside for a pod or its group now.
 
         Args:
             case: the pod, or its group.
-            kin: what it has in common with other pods.
+            similar: what it has in common with other pods.
             now: the time.
         """
         if case in self._cases:
             return True
-        return any(of in self._rests and now < self._rests[of].until for of in (case, *kin))
+        return any(of in self._rests and now < self._rests[of].until for of in (case, *similar))

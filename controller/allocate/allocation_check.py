@@ -11,10 +11,10 @@ from dra_driver.api.resource import AllocationResult, DeviceRequestAllocationRes
 from dra_driver.ownership import PoolID
 from dra_driver.structured import fits_beside
 
-__all__ = ["LastLook"]
+__all__ = ["AllocationCheck"]
 
 
-class LastLook:
+class AllocationCheck:
     """Compares an answer with what is taken, whoever gave it and whatever that knew.
 
     The rules are those by which double allocations are found afterwards, one device in two claims, partitions

@@ -12,8 +12,8 @@ import virtual_time
 from builders import DRIVER
 from fake_client import FakeClient
 
+from controller.allocate.allocation_check import AllocationCheck
 from controller.allocate.answers.journal import Journal
-from controller.allocate.last_look import LastLook
 from controller.allocate.signal import Signal
 from controller.allocate.state.assume_cache import AssumeCache
 from controller.allocate.state.pool_owners import CurrentOwners
@@ -53,7 +53,7 @@ class Known:
         self.cache = AssumeCache(claims, Journal(), Signal())
         self.states = PoolStates(PoolPolicy(), lambda _: None, Signal(), of_pool)
         owners = CurrentOwners([DRIVER], self.states, slices, classes)
-        self.allows = LastLook(self.cache, owners, of_pool).allows
+        self.allows = AllocationCheck(self.cache, owners, of_pool).allows
 
     def hold(self, *devices: str, **more: Any) -> None:
         name = "-".join(devices).replace("/", "-")

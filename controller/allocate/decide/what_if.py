@@ -25,12 +25,12 @@ from dra_driver.api.core import Pod
 from dra_driver.api.meta import ObjectKey
 from dra_driver.structured import AllocatedState, Budget
 
-__all__ = ["Suppositions"]
+__all__ = ["WhatIf"]
 
 _Places = Iterable[tuple[PodID, str | None]]
 
 
-class Suppositions:
+class WhatIf:
     """Answers what would be in another state of the cluster; nothing of it stays.
 
     Args:
