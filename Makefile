@@ -134,7 +134,7 @@ $(AXE): tests/axe/package.json tests/axe/package-lock.json
 page-test: $(STAMP) $(AXE) ## the controller's page in Chromium: layouts, keyboard, links, and what axe-core finds
 	@$(VENV_BIN)/python -m pytest -m long tests/unit/controller/web $(ARGS)
 
-manifests: $(STAMP) $(HELM) ## makes deploy/manifests and docs/helm-values.md from the Helm chart
+manifests: $(STAMP) $(HELM) ## makes deploy/manifests from the Helm chart
 	@$(VENV_BIN)/python deploy/helm/make_manifests.py --helm $(HELM)
 
 account-table: $(STAMP) ## makes the tables of accounts, tests/golden/account_tables.md; BIN is a folder with etcd and kube-apiserver

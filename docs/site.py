@@ -22,6 +22,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 import python_reference
+import values_reference
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -44,6 +45,7 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "deploy/examples": "examples/index.md",
     "deploy/workloads/README.md": "workloads/index.md",
+    "deploy/helm/dra-driver/values.yaml": "reference/helm-values.md",
     "tests/golden/account_tables.md": "reference/accounts.md",
     # Code that a page of the reference is made of: a link to it leads there on the site.
     "controller/observe/metrics.py": "reference/metrics.md",
@@ -96,6 +98,7 @@ def main() -> None:
         write(out / "reference" / f"{kind.lower()}.md", "".join(fields_of(kind, words)))
     write(out / "reference" / "metrics.md", "".join(metrics()))
     write(out / "reference" / "python.md", "".join(python_reference.page()))
+    write(out / "reference" / "helm-values.md", values_reference.page())
     write(out / "reference" / "alerts.md", "".join(alerts()))
     write(out / "reference" / "xids.md", xids())
     write(out / "reference" / "attributes.md", attributes())

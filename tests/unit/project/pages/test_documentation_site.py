@@ -93,6 +93,10 @@ def test_the_reference_has_every_command_and_field(pages: Path) -> None:
     inventory = (pages / "reference" / "deviceinventory.md").read_text()
     assert "| `devices[].name` | string |" in inventory
     assert re.search(r"\| `registration.epoch` .*\| How often slices were asked for\. \|", inventory)
+    values = (pages / "reference" / "helm-values.md").read_text()
+    assert "| `controller.preemption` | `dry-run`, or `off`, `on` | Evict pods of lower priority" in values
+    assert "| `deviceClasses.CLASS.create` | `true` |" in values
+    assert "([publishing](../publishing.md); needs" in values
     metrics = (pages / "reference" / "metrics.md").read_text()
     assert "`dra_driver_controller_allocations_total`" in metrics
     assert "`dra_driver_prepared_claims`" in metrics
