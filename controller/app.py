@@ -28,14 +28,14 @@ from controller.observe.unreadable import UnreadableObjects
 from controller.web import CurrentFeed, Feed, Past, Plans, Standby
 from controller.web import serve as serve_page
 from dra_driver.api.core import Pod
+from dra_driver.api.names import CONTROLLER_LEASE
 from dra_driver.api.resource import ResourceClaim
-from dra_driver.kube import EventRecorder, FencedClient, LeaderConfig, LeaderElector, SystemClock
+from dra_driver.kube import EventRecorder, FencedClient, Heartbeat, LeaderConfig, LeaderElector, SystemClock
 from dra_driver.ports import Clock, KubeClient
 from dra_driver.serving import Authorizer
 
 __all__ = ["Controller"]
 
-LEASE = "dra-driver-controller"
 # In the long run. Why a pod waits is also in a condition of it.
 _EVENTS_PER_SECOND: Final = 1.0
 _UNASKED: Final = (
@@ -81,8 +81,11 @@ class Controller:
         self._client: KubeClient = MeteredClient(client, self.metrics)
         self._leader_client = self._client
         self._elector: LeaderElector | None = None
+        self._heartbeat: Heartbeat | None = None
+        lease = election or LeaderConfig(config.namespace, CONTROLLER_LEASE, config.identity)
+        if config.heartbeat:
+            self._heartbeat = Heartbeat(self._client, lease, self._clock)
         if config.leader_elect:
-            lease = election or LeaderConfig(config.namespace, LEASE, config.identity)
             self._elector = LeaderElector(self._client, lease, self._clock)
             self._leader_client = MeteredClient(FencedClient(client, self._elector.fence), self.metrics)
         # Standbys serve pages, too, so this is not the leader's client; nothing of it is stored.
@@ -129,7 +132,8 @@ class Controller:
         webhooks = self.admission.serving() if self.admission is not None else contextlib.nullcontext()
         async with tracing(self._config.otlp_endpoint), self._health(), self._page(), webhooks:
             if self._elector is None:
-                await self._lead()
+                async with self._heartbeat.beating() if self._heartbeat else contextlib.nullcontext():
+                    await self._lead()
                 return
             shown = self._standby.running() if self.web_address is not None else contextlib.nullcontext()
             async with shown:

@@ -129,6 +129,7 @@ class ControllerConfig:
         strategy: of this allocator, where no policy says otherwise.
         node_policy: of this allocator, where no policy says otherwise.
         leader_elect: whether to wait for the lease; off where there is one process for sure.
+        heartbeat: whether the lease is renewed without that, so that others see that this process works.
         namespace: of the lease.
         identity: in the lease.
         health_port: for /healthz, /readyz and /metrics; if None, they are not served.
@@ -169,6 +170,7 @@ class ControllerConfig:
     strategy: Strategy = Strategy.BEST_FIT
     node_policy: NodePolicy = NodePolicy.PACK
     leader_elect: bool = True
+    heartbeat: bool = False
     namespace: str = SYSTEM_NAMESPACE
     identity: str = field(default_factory=identity_of)
     health_port: int | None = None

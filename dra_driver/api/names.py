@@ -12,6 +12,7 @@ __all__ = [
     "CLAIM_FINALIZER",
     "CLAIM_GONE_IN_USE",
     "CONTROLLER_FIELD_MANAGER",
+    "CONTROLLER_LEASE",
     "CONTROLLER_TAINT",
     "COUNTERS_ANNOTATION",
     "DEFAULT_DRIVER_NAME",
@@ -43,6 +44,7 @@ __all__ = [
     "PREEMPTION_FIELD_MANAGER",
     "RDMA_DRIVER_NAME",
     "REQUEST_SHAPES",
+    "SETUP_REASONS",
     "SET_ASIDE_CONDITION",
     "SET_ASIDE_FIELD_MANAGER",
     "SYSTEM_NAMESPACE",
@@ -57,6 +59,8 @@ RDMA_DRIVER_NAME: Final = "rdma.dra-driver.dev"
 # Under this name we take over from NVIDIA's driver, and understand its opaque parameters.
 NVIDIA_DRIVER_NAME: Final = "gpu.nvidia.com"
 SYSTEM_NAMESPACE: Final = "dra-driver"
+# Of the controller, in its namespace.
+CONTROLLER_LEASE: Final = "dra-driver-controller"
 KUBE_SYSTEM: Final = "kube-system"
 """Namespace of the control plane, whose pods never get the gate: taking it off may need them."""
 DEVICE_CLASSES: Final = ("gpu", "mig", "partition", "vf", "vfio", "nvidia", "amd", "intel")
@@ -154,6 +158,8 @@ PASSTHROUGH: Final = "passthrough"
 
 # Reason of an entry of a device's health: it stays with a claim that is gone, whose pods may still use it.
 CLAIM_GONE_IN_USE: Final = "ClaimGoneInUse"
+# Reasons of entries that say how a device is set up: it is not sick.
+SETUP_REASONS: Final = frozenset({"MigEnabled", "VirtualFunctionsEnabled"})
 
 PLUGIN_FIELD_MANAGER: Final = "dra-driver-kubelet-plugin"
 CONTROLLER_FIELD_MANAGER: Final = "dra-driver-controller"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from controller.allocate.state.taint_rules import served_rules
 from dra_driver.api.core import CONFIG_MAPS, EVENTS, NODES, PODS, Event, Node, Pod
 from dra_driver.api.meta import Resource
 from dra_driver.api.names import DEFAULT_DRIVER_NAME, REQUEST_SHAPES, SYSTEM_NAMESPACE
-from dra_driver.api.own.inventory import DEVICE_INVENTORIES
+from dra_driver.api.own.inventory import DEVICE_INVENTORIES, NODE_PUBLISHES
 from dra_driver.api.resource import (
     DEVICE_CLASSES,
     RESOURCE_CLAIM_TEMPLATES,
@@ -29,9 +29,11 @@ from dra_driver.cli import common, shapes_argument
 from dra_driver.cli.capacity import object_notes, server_notes
 from dra_driver.cli.display.report import Block, Cell, Line, Report, Style, Table, plain
 from dra_driver.cli.live import showing
+from dra_driver.cli.live.controller import Unreadable, see_controller
 from dra_driver.cli.live.grants import GrantsReader, read_grants
 from dra_driver.cli.live.reading import Lister, Source
 from dra_driver.cli.overview.grants import grant_blocks, of_namespace
+from dra_driver.cli.overview.problems import problem_blocks, problem_data
 from dra_driver.cli.overview.rows import (
     NamespaceRow,
     Row,
@@ -45,29 +47,40 @@ from dra_driver.cli.overview.rows import (
     on_nodes,
     utilisation,
 )
-from dra_driver.errors import ConfigurationError, Forbidden, NotFound
+from dra_driver.errors import ConfigurationError, Forbidden, InvalidInput, NotFound
 from dra_driver.fleet import (
+    LONG_WAIT_SECONDS,
     REFUSALS,
     STATES,
+    ControllerSeen,
     Fleet,
     GrantsShown,
     PreemptionRow,
+    Problem,
     RequestShape,
     ShapeCount,
     WaitingClaim,
+    controller_problem,
+    controller_sentence,
     count_shapes,
     latest_reasons,
     parse_shapes,
     preemptions_of,
     set_aside_condition,
+    wait_problem,
     waiting_condition,
 )
-from dra_driver.kube import KubeApi
+from dra_driver.kube import KubeApi, SystemClock
+from dra_driver.kube.clock import rfc3339
 from dra_driver.ownership import is_controller_taint
 from dra_driver.ports import KubeClient
+from dra_driver.resourceclaim import is_gated
 from dra_driver.structured import AllocatedState, Snapshot, with_rules
 
-__all__ = ["Overview", "add_arguments", "look", "run"]
+__all__ = ["FAILURE", "Overview", "add_arguments", "look", "run"]
+
+FAILURE: Final = 3
+"""Exit status where the cluster cannot be read: with ``--check``, 1 means that there are problems."""
 
 # Namespaces that people are shown; -o json has all of them.
 _MOST_NAMESPACES: Final = 10
@@ -77,6 +90,13 @@ _EPILOG = """examples:
   dra-driver status --node 'rack7-*'       some nodes
   dra-driver status -n team                only what waits in a namespace
   dra-driver status --shape '8 gpu same nvlinkGroup'    how often a request still fits
+  dra-driver status --check                problems only, for scripts
+
+It begins with problems: a controller, node agents or nodes that are gone, unhealthy devices, and pods that
+have waited for more than 15 minutes, each with what to do.
+
+exit status: 0; 1 with --check, if there are problems; 2 the input is wrong; 3 the cluster cannot be read,
+with --check also if a part of it may not be read
 
 MEMORY is the memory that claims hold, out of the total. It does not say how much programs use. BUSY counts
 the devices on which something runs; the column exists if nodes report it. Claims that wait for the same
@@ -123,16 +143,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="one row per model on each node, or per model on all nodes",
     )
     shapes_argument.add_shape_argument(shown)
+    shown.add_argument(
+        "--check", action="store_true", help="show the problems only, and exit with 1 if there are any"
+    )
     common.add_output_argument(shown)
     showing.add_watch_arguments(shown)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the status once, or until interrupted."""
+    """Print the status once, or until interrupted.
+
+    Returns:
+        0; with ``--check`` 1 if there are problems, 3 if there are none in what may be read.
+    """
+    if args.check and args.watch:
+        raise InvalidInput("--check looks once, --watch again and again; give one of them")
     drivers = tuple(args.driver_name or ())
-    shapes = parse_shapes(args.shape, _first(drivers)) if args.shape else None
-    asyncio.run(_main(args, drivers, shapes))
-    return 0
+    shapes = parse_shapes(args.shape, _first(drivers)) if args.shape and not args.check else None
+    return asyncio.run(_main(args, drivers, () if args.check else shapes))
 
 
 def _first(drivers: Sequence[str]) -> str:
@@ -142,7 +170,7 @@ def _first(drivers: Sequence[str]) -> str:
 
 async def _main(
     args: argparse.Namespace, drivers: Sequence[str], shapes: Sequence[RequestShape] | None
-) -> None:
+) -> int:
     async with await KubeApi.connect(
         args.kubeconfig, context=args.context, user_agent="dra-driver-status"
     ) as client:
@@ -156,13 +184,21 @@ async def _main(
             namespace=args.namespace,
         )
 
+        status = 0
+
         async def looked(source: Source) -> showing.Shown:
+            nonlocal status
             overview = await _look(source, question)
+            if args.check:
+                partly = isinstance(source, Lister) and bool(source.notes)
+                status = 1 if overview.problems else FAILURE if partly else 0
             if args.output == "table":
-                return _report(overview)
-            return common.format_data(_data(overview), args.output)
+                return _checked(overview) if args.check else _report(overview)
+            data = _data(overview)
+            return common.format_data({"problems": data["problems"]} if args.check else data, args.output)
 
         await showing.show(client, looked, args)
+        return status
 
 
 # --- looking ------------------------------------------------------------------------------------------------
@@ -197,6 +233,8 @@ class Overview:
     preemptions: tuple[PreemptionRow, ...] = ()
     namespaces: tuple[NamespaceRow, ...] = ()
     grants: GrantsShown | None = None
+    problems: tuple[Problem, ...] = ()
+    now: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +248,7 @@ class _Question:
         rules: the kind of DeviceTaintRules that is served.
         notes: what is to be said about the installation.
         grants: reads whether devices are granted.
+        controller: reads whether the controller works.
     """
 
     drivers: tuple[str, ...]
@@ -220,6 +259,7 @@ class _Question:
     rules: Resource[DeviceTaintRule] | None
     notes: tuple[str, ...]
     grants: GrantsReader
+    controller: Callable[[], Awaitable[ControllerSeen | Unreadable]]
 
 
 async def _question(
@@ -238,8 +278,11 @@ async def _question(
     rules = await served_rules(client) if shapes else None
     notes = [*await server_notes(client, namespace), *notes]
     grants = functools.partial(read_grants, client, system)
+    controller = functools.partial(see_controller, client, system, SystemClock())
     said = tuple(notes)
-    return _Question(tuple(drivers), by, tuple(shapes), tuple(nodes), namespace, rules, said, grants)
+    return _Question(
+        tuple(drivers), by, tuple(shapes), tuple(nodes), namespace, rules, said, grants, controller
+    )
 
 
 async def look(
@@ -296,14 +339,26 @@ async def _look(source: Source, question: _Question) -> Overview:
     pods = await source.all(PODS, or_in=namespace, without="which pods wait is unknown")
     for pod in pods:
         fleet.put_pod(pod)
-    nodes = await source.all(NODES, without="nodes without devices are unknown")
+    nodes = await source.all(
+        NODES, without="nodes without devices, and those that are not ready, are unknown"
+    )
+    for node in nodes:
+        fleet.put_node(node)
     told = latest_reasons(await _refusals(source, namespace))
+    now = SystemClock().now()
+    seen = await question.controller()
+    if isinstance(seen, Unreadable):
+        source.note(seen)
+        seen = ControllerSeen("", answers=True)
+    elif not seen.found and all(i.spec.publisher == NODE_PUBLISHES for i in inventories):
+        seen = ControllerSeen(seen.lease, answers=True)  # there need not be one
+    silent = controller_sentence(seen, now)
 
     def reason_of(claim: ResourceClaim, users: Iterable[Pod]) -> str:
         own = list(users)
         waits = [str(c.get("message") or "") for p in own if (c := waiting_condition(p)) is not None]
         found = (*waits, *(told.get(o.metadata.uid, "") for o in (claim, *own)))
-        return next((text for text in found if text), "")
+        return next((text for text in found if text), silent if any(map(is_gated, own)) else "")
 
     views = on_nodes(fleet.views(), question.patterns)
     waiting = [w for w in fleet.waiting(reason_of)[0] if not namespace or w.claim.startswith(f"{namespace}/")]
@@ -322,7 +377,29 @@ async def _look(source: Source, question: _Question) -> Overview:
         ),
         namespaces=tuple(row for row in namespace_rows(views, waiting) if namespace in ("", row.namespace)),
         grants=of_namespace(await question.grants(), namespace),
+        problems=tuple(_problems(fleet, seen, reason_of, question, now)),
+        now=now,
     )
+
+
+def _problems(
+    fleet: Fleet,
+    seen: ControllerSeen,
+    reason_of: Callable[[ResourceClaim, Iterable[Pod]], str],
+    question: _Question,
+    now: float,
+) -> Iterator[Problem]:
+    """Yield what is wrong, of the nodes and the namespace that are asked for."""
+    found = controller_problem(seen)
+    if found is not None:
+        yield found
+    for pool in fleet.pools():
+        for problem in fleet.pool_problems(pool, answers=seen.answers):
+            if matches(problem.node, question.patterns):
+                yield problem
+    for claim in fleet.long_waits(reason_of, rfc3339(now - LONG_WAIT_SECONDS)):
+        if not question.namespace or claim.claim.startswith(f"{question.namespace}/"):
+            yield wait_problem(claim)
 
 
 async def _refusals(source: Source, namespace: str) -> list[Event]:
@@ -388,8 +465,15 @@ def _text(overview: Overview, form: str) -> str:
     return plain(_report(overview)) if form == "table" else common.format_data(_data(overview), form)
 
 
+def _checked(overview: Overview) -> Report:
+    if not overview.problems:
+        return [[Line("no problems", "good")]]
+    return [list(problem_blocks(overview.problems, overview.now))]
+
+
 def _report(overview: Overview) -> Report:
-    report: list[Sequence[Block]] = list(_devices(overview))
+    report: list[Sequence[Block]] = [list(problem_blocks(overview.problems, overview.now))]
+    report += _devices(overview)
     if overview.shapes:
         report.append([shapes_argument.shapes_table(overview.shapes)])
     if len(overview.namespaces) > 1 or any(n.devices for n in overview.namespaces):
@@ -472,6 +556,7 @@ def _namespaces(namespaces: Sequence[NamespaceRow]) -> Iterator[Block]:
 
 def _data(overview: Overview) -> dict[str, Any]:
     return {
+        "problems": problem_data(overview.problems),
         "devices": [r.data() for r in overview.rows],
         "namespaces": [n.data() for n in overview.namespaces],
         "waiting": [{"claim": w.claim, "pods": list(w.pods), "reason": w.reason} for w in overview.waiting],

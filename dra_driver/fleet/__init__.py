@@ -31,6 +31,18 @@ from dra_driver.fleet.preempting import (
     preemptions_of,
     shown_preemption,
 )
+from dra_driver.fleet.problems import (
+    LONG_WAIT_SECONDS,
+    ControllerSeen,
+    Problem,
+    controller_problem,
+    controller_sentence,
+    duration,
+    pool_problems,
+    seconds_since,
+    wait_problem,
+)
+from dra_driver.fleet.remedies import remedy
 from dra_driver.fleet.request_shapes import RequestShape, parse_shapes
 from dra_driver.fleet.views import SEVERITIES, STATES, DeviceView, Holder, PoolView, holders_of, pool_view
 from dra_driver.fleet.waiting import (
@@ -45,6 +57,7 @@ from dra_driver.fleet.withheld import withheld_notes
 __all__ = [
     "CLOSED",
     "GRANTS_HELP",
+    "LONG_WAIT_SECONDS",
     "MOST_NAMED_NAMESPACES",
     "MOST_PREEMPTED",
     "NOT_PREEMPTING",
@@ -53,6 +66,7 @@ __all__ = [
     "SEVERITIES",
     "STATES",
     "WOULD_PREEMPT",
+    "ControllerSeen",
     "DeviceView",
     "Fleet",
     "FleetSample",
@@ -66,23 +80,31 @@ __all__ = [
     "PreemptionRecord",
     "PreemptionRow",
     "PreemptionShown",
+    "Problem",
     "RequestShape",
     "ShapeCount",
     "Subject",
     "Trend",
     "WaitingClaim",
+    "controller_problem",
+    "controller_sentence",
     "count_shapes",
     "device_subject",
+    "duration",
     "grants_data",
     "holders_of",
     "latest_reasons",
     "node_trouble",
     "parse_shapes",
+    "pool_problems",
     "pool_view",
     "preemptions_of",
+    "remedy",
+    "seconds_since",
     "set_aside_condition",
     "shown_grants",
     "shown_preemption",
+    "wait_problem",
     "waiting_condition",
     "withheld_notes",
 ]

@@ -6,13 +6,14 @@ import heapq
 from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
-from dra_driver.api.core import Pod
-from dra_driver.api.meta import ObjectKey
+from dra_driver.api.core import Node, Pod
+from dra_driver.api.meta import DriverName, ObjectKey, PoolName
 from dra_driver.api.own.inventory import DeviceInventory, InventoryDevice
 from dra_driver.api.resource import Device, ResourceClaim, ResourceSlice
+from dra_driver.fleet.problems import Problem, pool_problems
 from dra_driver.fleet.views import Holder, PoolView, holders_of, pool_view
 from dra_driver.fleet.waiting import WaitingClaim
-from dra_driver.ownership import PoolID, newest_generation, pool_of_inventory, pool_of_slice
+from dra_driver.ownership import PoolID, is_ready, newest_generation, pool_of_inventory, pool_of_slice
 from dra_driver.resourceclaim import for_scheduler, foreign_gates, held_by, pod_claims
 
 __all__ = ["Fleet"]
@@ -50,6 +51,9 @@ class Fleet:
         # Pod → the claims that it uses, and the scheduling gates of others that hold it.
         self._uses: dict[ObjectKey, tuple[tuple[ObjectKey, ...], tuple[str, ...]]] = {}
         self._views: dict[PoolID, PoolView | None] = {}
+        self._nodes: dict[str, Node] = {}
+        # Of pools with an inventory, whether the controller answers: made again as the views are.
+        self._problems: dict[tuple[PoolID, bool], tuple[Problem, ...]] = {}
         # Of claims that wait, as far as they were asked for: thousands may wait, and few of them change.
         self._urgencies: dict[ObjectKey, _Urgency] = {}
 
@@ -137,6 +141,18 @@ class Fleet:
             if claim in self._unallocated:
                 self._changed(None)
 
+    def put_node(self, node: Node) -> None:
+        """Add or update a node."""
+        before = self._nodes.get(node.metadata.name)
+        self._nodes[node.metadata.name] = node
+        if before is None or is_ready(before) != is_ready(node) or before.metadata.uid != node.metadata.uid:
+            self._touch_node(node.metadata.name)
+
+    def remove_node(self, node: Node) -> None:
+        """Remove a deleted node."""
+        if self._nodes.pop(node.metadata.name, None) is not None:
+            self._touch_node(node.metadata.name)
+
     # --- views ----------------------------------------------------------------------------------------------
 
     def pools(self) -> list[PoolID]:
@@ -148,14 +164,48 @@ class Fleet:
         if key not in self._slices and key not in self._inventories:
             return None
         if key not in self._views:
-            holders = {
-                device: [h for found in claims.values() for h in found]
-                for device, claims in self._holders.get(key, {}).items()
-            }
             self._views[key] = pool_view(
-                key, self._slices.get(key, {}).values(), holders, self._inventories.get(key)
+                key, self._slices.get(key, {}).values(), self.holders(key), self._inventories.get(key)
             )
         return self._views[key]
+
+    def holders(self, key: PoolID) -> dict[str, list[Holder]]:
+        """Return the holders of each device of a pool that has some, whether it is published or not."""
+        return {
+            device: [h for found in claims.values() for h in found]
+            for device, claims in self._holders.get(key, {}).items()
+        }
+
+    def pool_problems(self, key: PoolID, *, answers: bool = True) -> tuple[Problem, ...]:
+        """Return what is wrong with the agent, the node and the devices of a pool.
+
+        Args:
+            key: the pool.
+            answers: whether the controller works.
+        """
+        inventory = self._inventories.get(key)
+        if inventory is None:
+            return ()
+        known = self._problems.get((key, answers))
+        if known is None:
+            node, slices = self._nodes.get(inventory.spec.node_name), self._slices.get(key, {}).values()
+            found = pool_problems(inventory, node, slices, self.holders(key), answers=answers)
+            known = self._problems[key, answers] = tuple(found)
+        return known
+
+    def long_waits(self, reason_of: ReasonOf, before: str) -> list[WaitingClaim]:
+        """Return the claims whose pods wait since before a moment, unless others hold all of them back.
+
+        Args:
+            reason_of: why each is not allocated.
+            before: RFC 3339, in UTC.
+        """
+        found = []
+        for key in self._unallocated:
+            users = self._users.get(key)
+            if users and self._urgency(key)[1] < before and not held_by(users.values()):
+                found.append(self._waiting_claim(key, reason_of))
+        return sorted(found, key=lambda claim: (claim.since, claim.claim))
 
     def views(self) -> list[PoolView]:
         """Return the views of all pools, in order."""
@@ -222,8 +272,16 @@ class Fleet:
         self._urgencies[claim] = found
         return found
 
+    def _touch_node(self, name: str) -> None:
+        for driver in self._drivers:
+            pool = PoolID(DriverName(driver), PoolName(name))
+            if pool in self._inventories:
+                self._touch(pool)
+
     def _touch(self, pool: PoolID) -> None:
         self._views.pop(pool, None)
+        for answers in (True, False):
+            self._problems.pop((pool, answers), None)
         self._changed(pool)
 
     def _release(self, claim: ObjectKey) -> None:

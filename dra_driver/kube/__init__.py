@@ -14,12 +14,14 @@ from dra_driver.kube.clock import SystemClock, seconds_of
 from dra_driver.kube.delegating import Call, DelegatingClient
 from dra_driver.kube.events import EventRecorder, cut_message
 from dra_driver.kube.fence import Fence, FencedClient
+from dra_driver.kube.heartbeat import Heartbeat
 from dra_driver.kube.http.transport import KubeApi
 from dra_driver.kube.informer import Handler, Informer
-from dra_driver.kube.leader import LeaderConfig, LeaderElector
+from dra_driver.kube.leader import LEASES, LeaderConfig, LeaderElector, Lease
 from dra_driver.kube.workqueue import WorkQueue
 
 __all__ = [
+    "LEASES",
     "Backoff",
     "Call",
     "Changes",
@@ -28,10 +30,12 @@ __all__ = [
     "Fence",
     "FencedClient",
     "Handler",
+    "Heartbeat",
     "Informer",
     "KubeApi",
     "LeaderConfig",
     "LeaderElector",
+    "Lease",
     "SystemClock",
     "WorkQueue",
     "cut_message",

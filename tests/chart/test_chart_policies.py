@@ -11,11 +11,11 @@ from nonempty import nonempty
 
 from controller.admission.config import OBJECT_NAME
 from controller.admission.paths import GATE_WEBHOOK, NOT_GATED
-from controller.app import LEASE
 from controller.config import identity_of
 from controller.observe.node_labels import KEYS, annotation_of
 from dra_driver.api import codec, names
 from dra_driver.api.meta import ObjectMeta
+from dra_driver.api.names import CONTROLLER_LEASE
 from dra_driver.api.server.admission import ValidatingPolicy, ValidatingPolicyBinding, Webhook
 from dra_driver.kube.fence import LEADER_POLICY
 from dra_driver.ownership import chosen
@@ -106,7 +106,7 @@ def test_the_fence_is_about_the_lease_of_the_controller(chart: Chart, namespace:
     objects = chart.render({}, namespace)
     binding = named(objects, "ValidatingAdmissionPolicyBinding", LEADER_POLICY)
     parameter = binding["spec"]["paramRef"]
-    assert (parameter["name"], parameter["namespace"]) == (LEASE, namespace)
+    assert (parameter["name"], parameter["namespace"]) == (CONTROLLER_LEASE, namespace)
     # The API server looks for the Lease before it looks at who writes (test_account_policies_real.py).
     assert parameter["parameterNotFoundAction"] == "Allow"
 

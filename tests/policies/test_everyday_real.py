@@ -29,13 +29,14 @@ from policy_world import FENCE, Accounts, create, settled, world
 from real_apiserver import RealApiServer, gate_flag, real_apiserver
 from structlog.testing import capture_logs
 
-from controller.app import LEASE, Controller
+from controller.app import Controller
 from controller.config import ControllerConfig, identity_of
 from controller.observe.reasons import shown_reason
 from dra_driver.api.core import EVENTS, NODES, PODS
 from dra_driver.api.names import (
     ALLOCATED_CONDITION,
     ALLOCATION_GATE,
+    CONTROLLER_LEASE,
     DEFAULT_DRIVER_NAME,
     RECALLED_DEVICES,
 )
@@ -72,7 +73,12 @@ async def until(what: str, there: Callable[[], Awaitable[Any]]) -> Any:
 async def working(made: Accounts, who: str, pod_name: str, seconds: int = 4) -> Any:
     """Run a controller with the token of a pod; yield when it works."""
     election = LeaderConfig(
-        SYSTEM, LEASE, identity_of(pod_name), seconds, renew_deadline_seconds=seconds / 2, retry_seconds=0.5
+        SYSTEM,
+        CONTROLLER_LEASE,
+        identity_of(pod_name),
+        seconds,
+        renew_deadline_seconds=seconds / 2,
+        retry_seconds=0.5,
     )
     config = ControllerConfig(identity=election.identity, node_labels="own")
     controller = Controller(made.clients[who], config, election=election)

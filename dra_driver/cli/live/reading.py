@@ -52,6 +52,10 @@ class Source(Protocol):
         """
         ...
 
+    def note(self, text: str) -> None:
+        """Take note of something else that answers lack, for people."""
+        ...
+
 
 def missing_right(resource: Resource[Any], verb: str, namespace: str = "") -> str:
     """Return which right is missing, in the words of a Role's rule."""
@@ -103,10 +107,10 @@ class Lister:
             except Forbidden:
                 right = missing_right(resource, "list", or_in)
             else:
-                self._note(f"may not {right}: {in_part or f'those of {or_in} are looked at'}")
+                self.note(f"may not {right}: {in_part or f'those of {or_in} are looked at'}")
                 return items
         if without:
-            self._note(f"may not {right}: {without}")
+            self.note(f"may not {right}: {without}")
             return ()
         text = (
             f"the right to {right} is needed ({denied}); the chart adds it to the ClusterRole view ({_ROLE})"
@@ -118,12 +122,13 @@ class Lister:
         found = await self._client.list(resource, namespace, field_selector=fields)
         self.read[resource.plural, fields] = resource, namespace
         for unreadable in found.unreadable[:_MOST_NAMED]:
-            self._note(f"{resource.kind} {unreadable.key} cannot be read: {unreadable.problem}")
+            self.note(f"{resource.kind} {unreadable.key} cannot be read: {unreadable.problem}")
         if len(found.unreadable) > _MOST_NAMED:
-            self._note(f"{len(found.unreadable) - _MOST_NAMED} more of {resource.plural} cannot be read")
+            self.note(f"{len(found.unreadable) - _MOST_NAMED} more of {resource.plural} cannot be read")
         return found.items
 
-    def _note(self, text: str) -> None:
+    def note(self, text: str) -> None:
+        """See ``Source.note``."""
         if text not in self.notes:
             self.notes.append(text)
 
@@ -175,6 +180,9 @@ class Informers:
         except ExceptionGroup as e:
             # Informers raise none: this is what was done meanwhile, and the error's kind is the exit status.
             raise e.exceptions[0] from None
+
+    def note(self, text: str) -> None:
+        """See ``Source.note``; what is lacking was said at the beginning."""
 
     async def changed(self) -> None:
         """Wait until something has changed since the last call."""

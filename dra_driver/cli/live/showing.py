@@ -8,7 +8,7 @@ import contextlib
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from dra_driver.cli.display.progress import AFTER, Progress
 from dra_driver.cli.display.report import Line, Report, plain, printable
@@ -18,6 +18,8 @@ from dra_driver.errors import DraError
 from dra_driver.ports import KubeClient
 
 __all__ = ["Shown", "add_watch_arguments", "print_shown", "show"]
+
+_PATIENCE_SECONDS: Final = 15.0
 
 Shown: TypeAlias = "Report | str"
 """A report for people, or data as text."""
@@ -90,7 +92,10 @@ async def show(
                 if not isinstance(shown, str) and not is_terminal():
                     print(f"--- {time.strftime('%H:%M:%S')}")
                 print_shown(_with(shown, kept), clear=True)
-            await source.changed()
+            # Nothing changes where a part is gone, but the time since then.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(args.interval, _PATIENCE_SECONDS)):
+                    await source.changed()
             await asyncio.sleep(args.interval)
 
 

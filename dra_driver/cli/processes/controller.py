@@ -385,6 +385,7 @@ def run(
         strategy=Strategy(args.strategy),
         node_policy=NodePolicy(args.node_policy),
         leader_elect=args.leader_elect,
+        heartbeat=not args.leader_elect,
         namespace=args.namespace,
         identity=identity_of(args.pod_name),
         health_port=args.health_port,

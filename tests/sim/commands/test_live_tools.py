@@ -267,3 +267,24 @@ def test_kubectl_runs_it_as_its_plugin(cluster: Path) -> None:
     )
     assert found.returncode == 1, found.stderr
     assert "team/huge does not fit" in found.stdout
+
+
+def test_a_check_exits_with_1_while_there_are_problems_and_with_3_without_a_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "kubeconfig"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with serving(path) as url:
+        check = ["status", "--check", "--kubeconfig", str(path)]
+        assert main(check) == 0
+        assert capsys.readouterr().out == "no problems\n"
+        kind = {"apiVersion": "dra-driver.dev/v1alpha1", "kind": "DeviceInventory"}
+        spec = {"nodeName": "n1", "driver": DRIVER}
+        inventory = {**kind, "metadata": {"name": f"n1.{DRIVER}"}, "spec": spec}
+        post(url, "/apis/dra-driver.dev/v1alpha1/deviceinventories", inventory)
+        assert main(check) == 1
+        assert capsys.readouterr().out.startswith("1 problem\ncontroller: has never run")
+        assert main([*check, "-o", "json"]) == 1
+        assert [p["kind"] for p in json.loads(capsys.readouterr().out)["problems"]] == ["ControllerMissing"]
+        assert main(["status", "--kubeconfig", str(path)]) == 0
+    assert main(check) == 3

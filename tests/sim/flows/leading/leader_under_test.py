@@ -11,9 +11,9 @@ import signal
 import sys
 from pathlib import Path
 
-from controller.app import LEASE, Controller
+from controller.app import Controller
 from controller.config import ControllerConfig
-from dra_driver.api.names import SYSTEM_NAMESPACE
+from dra_driver.api.names import CONTROLLER_LEASE, SYSTEM_NAMESPACE
 from dra_driver.kube import KubeApi, LeaderConfig, SystemClock
 
 LEASE_SECONDS = 3
@@ -48,7 +48,7 @@ async def main(kubeconfig: Path, identity: str, kind: str) -> None:
     """Work as ``dra-driver controller`` does; the API server knows the process by its identity."""
     election = LeaderConfig(
         SYSTEM_NAMESPACE,
-        LEASE,
+        CONTROLLER_LEASE,
         identity,
         lease_seconds=LEASE_SECONDS,
         renew_deadline_seconds=2.0,

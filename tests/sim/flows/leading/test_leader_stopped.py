@@ -26,9 +26,14 @@ from policy_cases import pod as controller_pod
 from policy_world import CONTROLLER_ACCOUNT, manifests
 from real_apiserver import bound_token
 
-from controller.app import LEASE
 from dra_driver.api.core import PODS
-from dra_driver.api.names import ALLOCATION_GATE, CONTROLLER_TAINT, DEFAULT_DRIVER_NAME, SYSTEM_NAMESPACE
+from dra_driver.api.names import (
+    ALLOCATION_GATE,
+    CONTROLLER_LEASE,
+    CONTROLLER_TAINT,
+    DEFAULT_DRIVER_NAME,
+    SYSTEM_NAMESPACE,
+)
 from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.kube import KubeApi
 from dra_driver.kube.leader import LEASES
@@ -95,7 +100,7 @@ class Audit:
     def _answered(self, request: web.BaseRequest, status: int) -> None:
         if "/leases" in request.path and request.method != "GET" and status < 300:
             leases = self.server.store.collection("coordination.k8s.io", "leases")
-            self._cache.written(leases.objects[Key(SYSTEM_NAMESPACE, LEASE)].raw)
+            self._cache.written(leases.objects[Key(SYSTEM_NAMESPACE, CONTROLLER_LEASE)].raw)
         agent = request.headers["User-Agent"]
         if not is_write(request) or not agent.startswith("controller-"):
             return
@@ -124,7 +129,7 @@ class Audit:
                     self.twice.append(f"{result['pool']}/{result['device']}: {other} and {key.name}")
 
     def holder(self) -> str:
-        lease = self.server.store.get(LEASES, LEASE, SYSTEM_NAMESPACE)
+        lease = self.server.store.get(LEASES, CONTROLLER_LEASE, SYSTEM_NAMESPACE)
         return (lease.spec.holder_identity or "") if lease is not None else ""
 
     def waiting(self) -> int:

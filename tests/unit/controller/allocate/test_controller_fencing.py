@@ -12,10 +12,10 @@ import virtual_time
 from controller_harness import OURS, Clock, claim, classes, inline, node, pod, pool
 from fake_client import FakeClient
 
-from controller.app import LEASE, Controller
+from controller.app import Controller
 from controller.config import ControllerConfig
 from dra_driver.api.meta import Resource
-from dra_driver.api.names import SYSTEM_NAMESPACE
+from dra_driver.api.names import CONTROLLER_LEASE, SYSTEM_NAMESPACE
 from dra_driver.api.resource import RESOURCE_CLAIMS
 from dra_driver.kube import LeaderConfig
 from dra_driver.kube.leader import LEASES, LeadershipLost
@@ -48,7 +48,7 @@ class Cluster(FakeClient):
         await super()._enter(verb, resource, name, subresource)
 
     def renewed(self) -> str:
-        return self.obj(LEASES, LEASE, SYSTEM_NAMESPACE).spec.renew_time or ""
+        return self.obj(LEASES, CONTROLLER_LEASE, SYSTEM_NAMESPACE).spec.renew_time or ""
 
     def allocated(self) -> int:
         return sum(c.status.allocation is not None for c in self.all(RESOURCE_CLAIMS))
@@ -70,7 +70,7 @@ def with_backlog(nodes: int) -> Cluster:
 @contextlib.asynccontextmanager
 async def leading(cluster: FakeClient, clock: Clock) -> AsyncIterator[asyncio.Task[None]]:
     config = ControllerConfig(drivers=(OURS,), identity="a")
-    election = LeaderConfig(SYSTEM_NAMESPACE, LEASE, "a", retry_seconds=0.2)
+    election = LeaderConfig(SYSTEM_NAMESPACE, CONTROLLER_LEASE, "a", retry_seconds=0.2)
     async with asyncio.timeout(20):
         running = asyncio.create_task(
             Controller(cluster, config, clock, election=election, answers_of=inline).run()
@@ -93,7 +93,7 @@ def test_a_leader_that_was_stopped_at_work_writes_nothing_after_the_next_one_lea
     def stop() -> None:
         clock.time += 20
         spec = {"holderIdentity": "b", "leaseDurationSeconds": 15, "leaseTransitions": 1}
-        cluster.edit(LEASES, LEASE, {"spec": spec}, SYSTEM_NAMESPACE)
+        cluster.edit(LEASES, CONTROLLER_LEASE, {"spec": spec}, SYSTEM_NAMESPACE)
 
     async def main() -> None:
         cluster.stop_kind, cluster.stop_at, cluster.stop = kind, 10, stop
@@ -101,7 +101,7 @@ def test_a_leader_that_was_stopped_at_work_writes_nothing_after_the_next_one_lea
             with pytest.raises(LeadershipLost):
                 await running
             assert cluster.sent == []
-            assert cluster.obj(LEASES, LEASE, SYSTEM_NAMESPACE).spec.holder_identity == "b"
+            assert cluster.obj(LEASES, CONTROLLER_LEASE, SYSTEM_NAMESPACE).spec.holder_identity == "b"
 
     virtual_time.run(main())
     log = capsys.readouterr().out
