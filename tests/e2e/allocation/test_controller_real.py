@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import controller_scenarios as scenarios
 import pytest
 from controller_watch import Follower, following, pod_body, template_body
-from e2e_support import IMAGE
+from e2e_support import IMAGE, eventually
 
 from dra_driver.api.core import EVENTS, NAMESPACES, PODS
 from dra_driver.api.names import ALLOCATION_GATE, CONTROLLER_FIELD_MANAGER, SYSTEM_NAMESPACE
@@ -190,8 +190,18 @@ async def kill(cluster: Cluster, name: str) -> None:
 
 
 async def kill_leader(cluster: Cluster) -> None:
-    lease = await cluster.api.get(LEASES, "dra-driver-controller", SYSTEM_NAMESPACE)
-    await kill(cluster, (lease.spec.holder_identity or "").rpartition("_")[0])
+    leader = ""
+
+    async def leads() -> bool:
+        # The lease names the one that was killed last until another one has it.
+        nonlocal leader
+        lease = await cluster.api.get(LEASES, "dra-driver-controller", SYSTEM_NAMESPACE)
+        leader = (lease.spec.holder_identity or "").rpartition("_")[0]
+        pods = (await cluster.api.list(PODS, SYSTEM_NAMESPACE)).items
+        return leader in {p.metadata.name for p in pods if not p.metadata.deletion_timestamp}
+
+    await eventually("a controller to lead", leads)
+    await kill(cluster, leader)
 
 
 async def kill_plugins(cluster: Cluster) -> None:

@@ -141,6 +141,11 @@ class LocalCluster:
             archive, configuration.PREVIOUS_IMAGE, self._binaries["ldd"], self._project, code=folder
         )
         self._import(archive)
+        if not manifests.has_grants(folder / "deploy"):
+            # As the page on allocation modes says: nobody would allocate what the policy keeps for a
+            # controller that knows nothing of it, where that one cannot keep devices by their taint.
+            self.scale_controller("0")
+            self.kubectl("delete", "validatingadmissionpolicybinding", manifests.GRANTS)
         self.install(folder, configuration.PREVIOUS_IMAGE)
         return commit
 

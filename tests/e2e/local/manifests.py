@@ -16,11 +16,18 @@ PATIENT_PROBES = 60
 OPTIONAL = ("publish-node.yaml", "rdma.yaml")
 # Where the API server does not serve MutatingAdmissionPolicies: they put the gate on pods.
 WEBHOOKS = "webhooks.yaml"
+# The policy that keeps the devices of open pools for the controller, and its binding.
+GRANTS = "dra-driver-grants"
 
 
 def has_webhooks(deploy: Path) -> bool:
     """Whether there are manifests of webhooks, as not in every version before."""
     return (deploy / "optional" / WEBHOOKS).exists()
+
+
+def has_grants(deploy: Path) -> bool:
+    """Whether a version has open pools, and the policy that keeps them."""
+    return any(GRANTS in file.read_text(encoding="utf-8") for file in (deploy / "manifests").glob("*.yaml"))
 
 
 def load(deploy: Path, *, policies: bool) -> list[dict[str, Any]]:
