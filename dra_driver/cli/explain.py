@@ -32,17 +32,18 @@ from dra_driver.cli.allocator import manifests as allocator_manifests
 from dra_driver.cli.allocator.manifests import Manifests
 from dra_driver.cli.capacity import object_notes, server_notes
 from dra_driver.cli.display.report import Block, Line, Report, plain
-from dra_driver.cli.explaining.answers import Answer, answer_data, answer_report, answers
+from dra_driver.cli.explaining.answers import Answer, answer_data, answer_report, answers, unserved
 from dra_driver.cli.explaining.grants import grant_sentences, grants_of, needs_grant
 from dra_driver.cli.explaining.missing import missing_claims
 from dra_driver.cli.explaining.targets import CLAIM, POD, Target, is_target, parse_targets, pods_of
 from dra_driver.cli.explaining.usable_pools import unguarded_notes
 from dra_driver.cli.live import showing
+from dra_driver.cli.live.controller import silence
 from dra_driver.cli.live.grants import read_grants
 from dra_driver.cli.live.reading import Lister, Source
 from dra_driver.errors import Forbidden, InvalidInput
 from dra_driver.fleet import GrantsShown, preemptions_of, waiting_condition, withheld_notes
-from dra_driver.kube import KubeApi
+from dra_driver.kube import KubeApi, SystemClock
 from dra_driver.ports import KubeClient
 from dra_driver.resourceclaim import pod_claims
 from dra_driver.structured import DoesNotFit, NodePolicy, with_rules
@@ -60,8 +61,8 @@ _EPILOG = """examples:
   dra-driver explain claim/gpu -o wide    a row for each device
   dra-driver explain -f slices.yaml -f claim.yaml    manifests, without a cluster
 
-exit status: 0 all fit or are allocated, 1 one does not or does not exist, or its parameters are wrong,
-2 the input is wrong, 3 no cluster can be read
+exit status: 0 all fit or are allocated, 1 one does not or does not exist, its parameters are wrong, or the
+controller that would allocate it does not answer, 2 the input is wrong, 3 no cluster can be read
 
 Parameters of a third party's driver are checked if its package is installed beside this command.
 Nothing is written. For a pod with the driver's scheduling gate the pools of the controller count, for
@@ -131,6 +132,7 @@ def _asked(
     args: argparse.Namespace,
     namespace: str,
     granted: GrantsShown | None = None,
+    silent: str = "",
 ) -> Explained:
     return explained(
         manifests,
@@ -142,6 +144,7 @@ def _asked(
         all_drivers=args.all_drivers,
         granted=granted,
         kinds=_installed_kinds,
+        silent=silent,
     )
 
 
@@ -179,7 +182,8 @@ async def _live(args: argparse.Namespace, targets: Sequence[Target]) -> int:
                 )
                 _warn([*once.notes, *object_notes(templates, manifests.claims, namespace)])
             granted = await read_grants(client, args.system_namespace) if targets else None
-            found = _asked(manifests, targets, args, namespace, granted)
+            silent = await silence(client, args.system_namespace, SystemClock())
+            found = _asked(manifests, targets, args, namespace, granted, silent)
             fits = found.fits
             return found.shown
 
@@ -254,6 +258,7 @@ def explained(
     all_drivers: bool = False,
     granted: GrantsShown | None = None,
     kinds: Callable[[], Kinds] = dict,
+    silent: str = "",
 ) -> Explained:
     """Return why claims can be allocated or not.
 
@@ -267,6 +272,7 @@ def explained(
         all_drivers: whether devices of drivers that a claim is not about are counted.
         granted: what the controller says of grants; if None, that is not known.
         kinds: looks for the kinds of opaque parameters that installed packages bring.
+        silent: for how long the controller has not answered; empty if it does.
 
     Raises:
         InvalidInput: something that is named is not there.
@@ -274,6 +280,7 @@ def explained(
     pods = _pods(manifests, [t for t in targets if t.kind != CLAIM], namespace)
     chosen = _claims(manifests, targets, claims, pods, namespace)
     found = answers(manifests, chosen, policy=policy, all_drivers=all_drivers, kinds=kinds)
+    found = unserved(found, manifests, silent)
     there = {c.key for c in manifests.claims}
     complete = not any(True for pod in pods for _ in missing_claims(pod, there, None))
     fits = complete and all(a.fits and not a.parameters.wrong for a in found)

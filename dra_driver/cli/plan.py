@@ -12,19 +12,23 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from controller.allocate.plans import ClusterBuilder, plan_data
+from dra_driver.api.names import SYSTEM_NAMESPACE
 from dra_driver.api.own.inventory import DeviceInventory
 from dra_driver.cli import common
 from dra_driver.cli.display.progress import Progress
 from dra_driver.cli.display.report import printable
+from dra_driver.cli.live.controller import silence
 from dra_driver.cli.planning import flags, inputs, output
 from dra_driver.cli.planning.inputs import Objects
 from dra_driver.cli.planning.whose_pools import ANYBODY, allocator_for, slices_for
 from dra_driver.cli.planning.workloads import Questions, full_name
 from dra_driver.errors import ConfigurationError, DraError, InvalidInput
 from dra_driver.fleet import withheld_notes
-from dra_driver.kube import KubeApi
+from dra_driver.kube import KubeApi, SystemClock
+from dra_driver.ownership import PoolAllocator, allocating_pools
 from dra_driver.planning import Checks, LeftOut, Plan, PlannedCluster, Template, Workload, make_plan, take_in
 
 __all__ = ["add_arguments", "run", "until_interrupted"]
@@ -38,7 +42,8 @@ _EPILOG = """examples:
   dra-driver plan --claim team/training               a claim that waits
   dra-driver plan -f job.yaml --fleet h100x8:40       on nodes that are not there yet
 
-exit status: 0 all fit, 1 one does not, 2 the input is wrong, 3 the cluster cannot be read
+exit status: 0 all fit, 1 one does not, or the controller does not answer, 2 the input is wrong, 3 the
+cluster cannot be read
 
 The cluster is a live one (the default), exported objects (-s), or a described fleet (--fleet). Nothing is
 written. Several workloads are answered one after the other, each beside what the ones before it got. Ctrl-C
@@ -90,6 +95,12 @@ def _add_cluster(parser: argparse._ActionsContainer) -> None:
         choices=("controller", "scheduler", ANYBODY),
         help="whose pools to consider; default: those of the controller, or all for --pod and --claim of "
         "waiting pods without the controller's gate",
+    )
+    parser.add_argument(
+        "--system-namespace",
+        default=SYSTEM_NAMESPACE,
+        metavar="NS",
+        help="namespace of the driver, in which its controller has a Lease",
     )
     parser.add_argument(
         "-s", "--snapshot", metavar="FILE", nargs="+", action="extend", default=[],
@@ -162,6 +173,7 @@ def _run(args: argparse.Namespace, progress: Callable[[str], None], done: Callab
     gc.enable()
     with until_interrupted() as clock:
         shown = _plans(args, cluster, workloads, templates, seconds, clock, progress)
+    silent = _silence(args, objects) if any(plan.placed is not None for plan, _ in shown) else ""
     if any(plan.placed is None for plan, _ in shown):
         notes += withheld_notes(_inventories(args, asked, objects))
     done()
@@ -170,15 +182,16 @@ def _run(args: argparse.Namespace, progress: Callable[[str], None], done: Callab
     wrong = [f"{plan.workload.name} cannot be allocated: {plan.reason}" for plan, _ in shown if plan.error]
     if args.output == "table":
         # What is wrong with a request is an error, and said as such.
-        texts = [output.text_of(plan, cluster) for plan, cluster in shown if not plan.error]
+        texts = [output.text_of(plan, cluster, silent) for plan, cluster in shown if not plan.error]
         if texts:
             print(printable("\n\n".join(texts)))
     else:
-        data = {"plans": [plan_data(plan, cluster) for plan, cluster in shown], "notes": notes}
+        data: dict[str, Any] = {"plans": [plan_data(plan, cluster) for plan, cluster in shown]}
+        data |= {"notes": notes, **({"controller": silent} if silent else {})}
         common.print_data(data, args.output)
     if wrong:
         raise ConfigurationError(wrong)
-    return 0 if all(plan.placed is not None for plan, _ in shown) else 1
+    return 0 if all(plan.placed is not None for plan, _ in shown) and not silent else 1
 
 
 @contextmanager
@@ -337,6 +350,19 @@ async def _live(args: argparse.Namespace, notes: list[str], progress: Callable[[
     async with await _client(args) as client:
         args.namespace = args.namespace or client.namespace
         return await inputs.from_cluster(client, notes, progress)
+
+
+def _silence(args: argparse.Namespace, objects: Objects) -> str:
+    """Return for how long a controller that would allocate in a live cluster has not answered."""
+    allocators = allocating_pools(objects.slices).values()
+    if args.fleet is not None or args.snapshot or PoolAllocator.CONTROLLER not in allocators:
+        return ""
+
+    async def read() -> str:
+        async with await _client(args) as client:
+            return await silence(client, args.system_namespace, SystemClock())
+
+    return asyncio.run(read())
 
 
 def _inventories(args: argparse.Namespace, asked: Objects, objects: Objects) -> list[DeviceInventory]:

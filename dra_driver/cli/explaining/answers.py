@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from dra_driver.api import codec
@@ -17,7 +17,7 @@ from dra_driver.cli.display.report import Block, Cell, Line, Report, Table
 from dra_driver.cli.explaining.parameters import NOTHING, ParameterFindings, parameter_findings
 from dra_driver.cli.explaining.pod_nodes import ANYWHERE, PodNodesFinder
 from dra_driver.cli.explaining.usable_pools import UsablePools
-from dra_driver.ownership import PoolID, is_controller_taint
+from dra_driver.ownership import PoolAllocator, PoolID, allocating_pools, is_controller_taint
 from dra_driver.resourceclaim import for_scheduler, held_by, is_gated
 from dra_driver.structured import (
     Allocated,
@@ -35,7 +35,7 @@ from dra_driver.structured import (
 )
 from dra_driver.trimming import claim_problem, unservable
 
-__all__ = ["Answer", "answer_data", "answer_report", "answers"]
+__all__ = ["Answer", "answer_data", "answer_report", "answers", "unserved"]
 
 # Reasons of which it matters how many devices of each node they are about: a few more might be enough there.
 _COUNTED_BY_NODE: Final = frozenset({ExclusionReason.IN_USE, ExclusionReason.CONSTRAINT})
@@ -52,6 +52,7 @@ class Answer:
         folded: why it does not fit; None if it does, or if that cannot be said.
         parameters: what is wrong with its opaque parameters.
         nodes: which nodes its pods leave out, and why; empty if they leave out none.
+        silent: that the controller, which would allocate it, does not answer; empty if it does.
     """
 
     claim: ResourceClaim
@@ -60,11 +61,12 @@ class Answer:
     folded: Folded | None = None
     parameters: ParameterFindings = NOTHING
     nodes: str = ""
+    silent: str = ""
 
     @property
     def fits(self) -> bool:
         """Whether it is allocated or can be."""
-        return isinstance(self.outcome, Allocated)
+        return isinstance(self.outcome, Allocated) and not self.silent
 
     @property
     def is_allocated(self) -> bool:
@@ -123,6 +125,28 @@ def answers(
     return found
 
 
+def unserved(found: Sequence[Answer], manifests: Manifests, silent: str) -> list[Answer]:
+    """Return the answers, those marked that only a controller which does not answer could put into effect.
+
+    Args:
+        found: the answers.
+        manifests: the cluster.
+        silent: for how long it has not answered; empty if it does.
+    """
+    if not silent:
+        return list(found)
+    owners = allocating_pools(manifests.slices, manifests.inventories)
+
+    def is_controllers(answer: Answer) -> bool:
+        if answer.is_allocated or not isinstance(answer.outcome, Allocated):
+            return False
+        pools = {PoolID(r.driver, r.pool) for r in answer.outcome.results[0].devices.results}
+        ours = any(owners.get(pool) is PoolAllocator.CONTROLLER for pool in pools)
+        return ours or any(map(is_gated, answer.pods))
+
+    return [replace(a, silent=silent) if is_controllers(a) else a for a in found]
+
+
 def _ask(
     snapshot: Snapshot,
     claim: ResourceClaim,
@@ -173,6 +197,8 @@ def _devices(manifests: Manifests) -> Mapping[DeviceID, Device]:
 def answer_data(answer: Answer) -> dict[str, Any]:
     """Return an answer as plain data, with every device."""
     plain = plain_outcome(answer.claim, answer.outcome) | {"fits": answer.fits}
+    if answer.silent:
+        plain["controller"] = answer.silent
     if held := held_by(answer.pods):
         plain["held"] = held
     if other := for_scheduler(answer.pods):
@@ -293,7 +319,10 @@ def _paragraph(alike: Sequence[Answer], wide: bool) -> Iterator[Block]:
     match answer.outcome:
         case Allocated(node):
             before = "is allocated" if answer.is_allocated else "fits"
-            yield Line(f"{who} {before} on node {node}:", "good")
+            if answer.silent:
+                yield Line(f"{who} would fit on node {node}, but {answer.silent}:", "bad")
+            else:
+                yield Line(f"{who} {before} on node {node}:", "good")
             rows = [
                 (r.request, f"{r.driver}/{r.pool}/{r.device}")
                 for r in answer.outcome.results[0].devices.results

@@ -8,12 +8,12 @@ from typing import Final
 from dra_driver.api.names import CONTROLLER_LEASE
 from dra_driver.cli.live.reading import missing_right
 from dra_driver.errors import Forbidden, NotFound
-from dra_driver.fleet import ControllerSeen
+from dra_driver.fleet import ControllerSeen, controller_sentence
 from dra_driver.kube import LEASES, Lease
 from dra_driver.kube.clock import seconds_of
 from dra_driver.ports import Clock, KubeClient
 
-__all__ = ["Unreadable", "see_controller"]
+__all__ = ["Unreadable", "see_controller", "silence"]
 
 # A controller that works renews the Lease within this time, and our clock need not be that of the cluster.
 _LOOK_AGAIN_SECONDS: Final = 5.0
@@ -56,6 +56,17 @@ async def see_controller(client: KubeClient, namespace: str, clock: Clock) -> Co
     except Forbidden:
         right = missing_right(LEASES, "get", namespace)
         return Unreadable(f"may not {right}: whether the controller works is unknown")
+
+
+async def silence(client: KubeClient, namespace: str, clock: Clock) -> str:
+    """Return for how long the controller has not answered; empty if it does, or if that is not known.
+
+    Without a Lease there may be a controller of an earlier version, or in another namespace.
+    """
+    seen = await see_controller(client, namespace, clock)
+    if isinstance(seen, Unreadable) or not seen.found:
+        return ""
+    return controller_sentence(seen, clock.now())
 
 
 def _is_fresh(lease: Lease, now: float) -> bool:

@@ -14,17 +14,23 @@ __all__ = ["text_of"]
 _SHOWN = 12
 
 
-def text_of(plan: Plan, cluster: PlannedCluster) -> str:
-    """Return the answers as text; of a request without an error."""
-    return "\n".join(_lines(plan, cluster))
+def text_of(plan: Plan, cluster: PlannedCluster, silent: str = "") -> str:
+    """Return the answers as text; of a request without an error.
+
+    Args:
+        plan: the answers.
+        cluster: that they are about.
+        silent: that the controller, which would allocate, does not answer; empty if it does.
+    """
+    return "\n".join(_lines(plan, cluster, silent))
 
 
-def _lines(plan: Plan, cluster: PlannedCluster) -> Iterator[str]:
+def _lines(plan: Plan, cluster: PlannedCluster, silent: str) -> Iterator[str]:
     name = plan.workload.name
     pods = len(plan.workload.members)
     of = f" ({pods} pods)" if pods > 1 else ""
     if plan.placed is not None:
-        yield f"{name}{of} fits now:"
+        yield f"{name}{of} would fit, but {silent}:" if silent else f"{name}{of} fits now:"
         yield from _where(plan.workload.members, plan.placed)
     else:
         surely = "" if plan.certain else " (not proven)"

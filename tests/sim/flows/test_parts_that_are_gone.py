@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import io
+import re
+
 import pytest
 from cluster_support import TEMPLATE, apply, config, gpu_pod, inventory, phase, run
 
 from dra_driver.api.core import EVENTS
+from dra_driver.cli.main import main
 from dra_driver.cli.overview.problems import problem_blocks
 from dra_driver.cli.status import look
 from dra_driver.fleet import Problem
@@ -29,6 +35,17 @@ async def no_problems(cluster: EmbeddedCluster) -> None:
         return not (await look(cluster.api, ())).problems
 
     await cluster.wait_for("no problems", none)
+
+
+async def called(cluster: EmbeddedCluster, *command: str) -> tuple[int, str]:
+    """Return exit status and output of a command."""
+
+    def call() -> tuple[int, str]:
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            return main([*command, "--kubeconfig", str(cluster.kubeconfig)]), out.getvalue()
+
+    return await asyncio.to_thread(call)
 
 
 async def registered(cluster: EmbeddedCluster, node: str) -> str:
@@ -77,6 +94,13 @@ def test_a_killed_controller_is_a_problem_and_so_is_an_agent_that_ends_meanwhile
         overview = await look(cluster.api, ())
         (reason,) = (w.reason for w in overview.waiting if w.pods == ("p",))
         assert reason.startswith("the controller has not answered for ")
+        for command in (["explain", "pod/p", "-n", "default"], ["plan", "--pod", "default/p"]):
+            code, out = await called(cluster, *command)
+            assert code == 1
+            assert re.search(r"would fit.*, but the controller has not answered for \d+ s:", out), out
+        code, out = await called(cluster, "status", "--check")
+        assert code == 1
+        assert out.startswith("1 problem\ncontroller: does not answer: it does not renew its Lease")
         await cluster.kill(cluster.nodes["node1"].plugin)
         found, of_agent = await problems(cluster, "AgentGone")
         assert (found.kind, of_agent.subject) == ("ControllerSilent", "node/node1")
@@ -84,6 +108,9 @@ def test_a_killed_controller_is_a_problem_and_so_is_an_agent_that_ends_meanwhile
         await cluster.start_process(cluster.controller)
         await phase(cluster, "p", "Running")
         await no_problems(cluster)
+        code, out = await called(cluster, "explain", "pod/p", "-n", "default")
+        assert code == 0
+        assert "is allocated on node node1" in out
 
     run(scenario)
 
