@@ -357,7 +357,7 @@ class Plugin:
 
     def _hold_hardware(self, held: bool) -> None:
         file = self._configuration.state / RELEASE_FILE
-        why = f"an administrator has them released ({file})" if held else ""
+        why = f"an administrator has released them ({file})" if held else ""
         self._setup.hardware.calls.released = self._effects.released = why
 
     def _observe(self, operation: str, result: str, seconds: float) -> None:

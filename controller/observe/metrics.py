@@ -60,13 +60,13 @@ class Metrics:
         prefix = "dra_driver_controller"
         self.calls = Counter(
             f"{prefix}_api_calls",
-            "Calls to the API server, by answer; code 0: there was none.",
+            "Calls to the API server by status code; code 0: no answer.",
             ["verb", "resource", "code"],
             registry=self.registry,
         )
         self.call_seconds = Histogram(
             f"{prefix}_api_call_seconds",
-            "How long calls to the API server took.",
+            "Duration of calls to the API server.",
             ["verb"],
             buckets=_SECONDS,
             registry=self.registry,
@@ -85,7 +85,7 @@ class Metrics:
         )
         self.allocation_seconds = Histogram(
             f"{prefix}_allocation_seconds",
-            "From the moment when a pod was first looked at to its claims being allocated.",
+            "Time from the first decision about a pod to the allocation of its claims.",
             buckets=_SECONDS,
             registry=self.registry,
         )
@@ -97,23 +97,23 @@ class Metrics:
         )
         self.deallocations = Counter(
             f"{prefix}_tentative_deallocations",
-            "Pods that were not bound, so that their claims were deallocated: unschedulable (kube-scheduler "
-            "could not place them), timeout (it said nothing), displaced (a pod that is bound needs them), "
-            "group (it could not place another pod of the group).",
+            "Pods whose claims were deallocated because they were not bound: unschedulable (kube-scheduler "
+            "could not place them), timeout (no report from it), displaced (a pod bound to the node needs "
+            "the devices), group (another pod of the group could not be placed).",
             ["reason"],
             registry=self.registry,
         )
         self.grants = Counter(
             f"{prefix}_ended_grants",
-            "Grants of devices to kube-scheduler for a pod that are over: allocated, gone (the pod), timeout "
-            "(it has not used them), refused (it could not place the pod), elsewhere (it has chosen others), "
-            "interrupted (they were needed back).",
+            "Pods whose grants of devices to kube-scheduler have ended: allocated, gone (the pod), timeout "
+            "(kube-scheduler did not use them), refused (it could not place the pod), elsewhere (it chose "
+            "other devices), interrupted (the controller needed them).",
             ["reason"],
             registry=self.registry,
         )
         self.outdated_answers = Counter(
             f"{prefix}_outdated_answers",
-            "Decisions that were not put into effect because what they rest on had changed.",
+            "Decisions that were dropped because the state that they are based on had changed.",
             registry=self.registry,
         )
         self._agents = Gauge(
@@ -126,35 +126,35 @@ class Metrics:
         )
         self.worker_restarts = Counter(
             f"{prefix}_worker_restarts",
-            "Ends of the process that decides: limit (a decision took too much), ended.",
+            "Ends of the process that makes decisions: limit (a decision exceeded a limit), ended.",
             ["reason"],
             registry=self.registry,
         )
         self.stopped_decisions = Counter(
             f"{prefix}_stopped_decisions",
-            "Decisions that met a limit in the slow lane.",
+            "Decisions that reached a limit although they were made beside others.",
             registry=self.registry,
         )
         self.admissions = Counter(
             f"{prefix}_admission_reviews",
             "Objects that the webhook reviewed: allowed, refused, gated, unreadable; and other calls: "
-            "unauthorized, stopped (the CPU time was over).",
+            "unauthorized, stopped (CPU time exceeded).",
             ["resource", "outcome"],
             registry=self.registry,
         )
         self.certificate_expiry = Gauge(
             f"{prefix}_admission_certificate_expiry_timestamp_seconds",
-            "When the webhook's serving certificate ends; 0 where none is served.",
+            "Expiry of the webhook's serving certificate; 0 if there is none.",
             registry=self.registry,
         )
         self.authority_expiry = Gauge(
             f"{prefix}_admission_authority_expiry_timestamp_seconds",
-            "When the authority ends that signs the webhook's serving certificate here; 0 without it.",
+            "Expiry of the authority that signs the webhook's serving certificate; 0 if there is none.",
             registry=self.registry,
         )
         self.reviewer_restarts = Counter(
             f"{prefix}_admission_process_restarts",
-            "Ends of the process that reviews: hangs, memory, ended.",
+            "Ends of the process that reviews objects: hangs, memory, ended.",
             ["reason"],
             registry=self.registry,
         )
@@ -171,13 +171,13 @@ class Metrics:
         )
         self._unreadable = Gauge(
             f"{prefix}_unreadable_objects",
-            "Objects that the API server has and this version cannot read, by kind.",
+            "Objects of the API server that this version cannot read, by kind.",
             ["kind"],
             registry=self.registry,
         )
         self._doubles = Gauge(
             f"{prefix}_double_allocations",
-            "Devices of the controller's pools that several claims hold although one can have them.",
+            "Devices of the controller's pools that several claims hold although they cannot share them.",
             registry=self.registry,
         )
         self._tolerating = Gauge(
@@ -187,12 +187,13 @@ class Metrics:
         )
         self._unbound = Gauge(
             f"{prefix}_unbound_pods",
-            "Pods whose claims are allocated, and which kube-scheduler has not bound yet.",
+            "Pods with allocated claims that kube-scheduler has not bound yet.",
             registry=self.registry,
         )
         self._gone_claims = Gauge(
             f"{prefix}_gone_claims",
-            "Claims that went without being deallocated, whose devices their nodes have not freed yet.",
+            "Claims that were deleted without being deallocated, and whose devices their nodes have not "
+            "freed yet.",
             registry=self.registry,
         )
         self._granted_for = Gauge(
@@ -202,23 +203,23 @@ class Metrics:
         )
         self._set_aside = Gauge(
             f"{prefix}_set_aside_devices",
-            "Devices that are set aside for a pod that has waited for long (--starvation-timeout).",
+            "Devices that are set aside for a pod that has waited for a long time (--starvation-timeout).",
             registry=self.registry,
         )
         self._longest_wait = Gauge(
             f"{prefix}_longest_wait_seconds",
-            "How long the pod waits for devices that waits longest, 0 where none does.",
+            "Longest time that a waiting pod has waited for devices; 0 if none waits.",
             registry=self.registry,
         )
         self._scale_up = Gauge(
             f"{prefix}_scale_up_pods",
-            "Pods that wait for devices that a new node might have, and that autoscalers see.",
+            "Waiting pods that autoscalers see because a new node could have their devices.",
             registry=self.registry,
         )
         self.preemption_rounds = Counter(
             f"{prefix}_preemption_rounds",
-            "Rounds of preemption by how they ended: served, timed out, changed, gone, other (than before), "
-            "not recorded, unanswered.",
+            "Rounds of preemption by their end: served, timed out, changed, gone, other (than before), not "
+            "recorded, unanswered.",
             ["outcome"],
             registry=self.registry,
         )
@@ -231,7 +232,7 @@ class Metrics:
         )
         self.preemption_dry_runs = Counter(
             f"{prefix}_preemption_wishes",
-            "How often it was said that pods would be preempted, in a dry run.",
+            "Reports that pods would be preempted, in a dry run.",
             registry=self.registry,
         )
         self._preempting = Gauge(
@@ -246,18 +247,18 @@ class Metrics:
         )
         self._grants = Gauge(
             f"{prefix}_grants",
-            "Units of devices that are granted to kube-scheduler, or on their way there or back, by state.",
+            "Units of devices that are granted to kube-scheduler, or change hands, by state.",
             ["state"],
             registry=self.registry,
         )
         self._open_pools = Gauge(
             f"{prefix}_open_pools",
-            "Pools that are published without the driver's taint, because the API server keeps them.",
+            "Pools that are published without the driver's taint, because an admission policy protects them.",
             registry=self.registry,
         )
         self._policy_in_force = Gauge(
             f"{prefix}_grant_policy_in_force",
-            "1 where the admission policy is proved to refuse what others allocate.",
+            "1 if the admission policy is verified to refuse what others allocate.",
             ["policy"],
             registry=self.registry,
         )
@@ -266,13 +267,13 @@ class Metrics:
         )
         self._leader = Gauge(
             f"{prefix}_leader",
-            "1 while this process works and may write, 0 on a standby.",
+            "1 if this process is active and may write, 0 on a standby.",
             registry=self.registry,
         )
 
         self._loop_lag = Histogram(
             f"{prefix}_event_loop_lag_seconds",
-            "How much later than it asked for a task of the event loop ran again; 100 samples per second.",
+            "Delay of tasks of the event loop; 100 samples per second.",
             buckets=_LAG_SECONDS,
             registry=self.registry,
         )
@@ -284,19 +285,20 @@ class Metrics:
         self._longest_lag = 0.0
         self._shape_fits = Gauge(
             f"{prefix}_shape_fits",
-            "Copies of a request shape (--shape) for which there are devices at the same time.",
+            "Copies of a request shape (--shape) that fit at the same time.",
             ["shape"],
             registry=self.registry,
         )
         self._shape_suggested = Gauge(
             f"{prefix}_shape_suggested",
-            "Copies of a request shape that the free devices would be enough for if they stood together.",
+            "Copies of a request shape that would fit if all free devices were together.",
             ["shape"],
             registry=self.registry,
         )
         self._shapes_counted = Gauge(
             f"{prefix}_shapes_counted_timestamp_seconds",
-            "When request shapes were counted last; they are counted again when devices have changed hands.",
+            "Time of the last count of request shapes; they are counted again when devices are allocated or "
+            "released.",
             registry=self.registry,
         )
 

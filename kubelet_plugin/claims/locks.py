@@ -135,8 +135,7 @@ class StateLock:
         if not self._is_in_place():
             raise OSError(
                 errno.ESTALE,
-                f"{self._path} was removed, and with it what keeps two instances of the plugin apart; "
-                "the call is to be repeated",
+                f"{self._path} was removed while it kept two instances of the plugin apart; repeat the call",
             )
 
     @asynccontextmanager

@@ -78,7 +78,7 @@ async def is_reallocated(record: PreparedClaim, given: Given, in_use: InUse) -> 
     if verdict.use is not Use.FREE:
         raise PrepareError(
             f"the claim is allocated to {has} now, but was prepared with {had}, which a pod may still use: "
-            f"{verdict.why}; it is prepared anew when that pod has ended",
+            f"{verdict.why}; it will be prepared again when that pod has ended",
             retryable=True,
         )
     log.warning("a claim was allocated anew; what it had is undone", uid=record.uid, had=had, has=has)

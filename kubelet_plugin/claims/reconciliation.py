@@ -61,9 +61,9 @@ def why_gone(record: PreparedClaim, claim: ResourceClaim | None, driver: str, po
     if claim is None:
         return "the API server has no such claim"
     if claim.metadata.uid != record.uid:
-        return f"a claim with UID {claim.metadata.uid} has its name now"
+        return f"a claim with UID {claim.metadata.uid} now has its name"
     if claim.status.allocation is None:
-        return "the claim is not allocated any more"
+        return "the claim is no longer allocated"
     mine = {d.device for d in record.devices}
     given = {
         r.device for r in claim.status.allocation.devices.results if r.driver == driver and r.pool == pool
@@ -200,7 +200,8 @@ class Reconciler:
             self.unprepared += 1
             self._report(
                 CLAIM_GONE,
-                f"{self._driver}: a claim (UID {record.uid}) was unprepared without the kubelet: {why}",
+                f"{self._driver}: a claim (UID {record.uid}) was unprepared without a request of the "
+                f"kubelet: {why}",
             )
 
     async def _ask(self, record: PreparedClaim) -> str:

@@ -54,7 +54,7 @@ class Recovery:
             self._report(
                 CHECKPOINT_DAMAGED,
                 f"{self._driver}: the record of prepared claims was lost: {problem}; recovered {len(made)} "
-                f"claims from the version before and {len(found)} from CDI files",
+                f"claims from the previous version and {len(found)} from CDI files",
             )
         return found
 

@@ -264,6 +264,6 @@ class Upkeep:
             )
             self._report(
                 CDI_FILE_WITHDRAWN,
-                f"{self._driver}: the CDI file of a claim (UID {record.uid}) is withdrawn, and its "
-                f"containers cannot be started anew until it is back: {why}",
+                f"{self._driver}: the CDI file of a claim (UID {record.uid}) was removed, and its "
+                f"containers cannot start until it is written again: {why}",
             )

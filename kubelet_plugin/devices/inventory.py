@@ -460,7 +460,7 @@ def _plausible(device: InventoryDevice) -> InventoryDevice:
     health = DeviceHealth(
         reason="ImplausibleCapacity",
         severity="degraded",
-        message=f"its backend says what cannot be, and it is left out: {', '.join(wrong)[:900]}",
+        message=f"its backend reports impossible values, so it is left out: {', '.join(wrong)[:900]}",
     )
     return msgspec.structs.replace(
         device,
@@ -482,7 +482,7 @@ def _unconfirmed(device: InventoryDevice) -> InventoryDevice:
     health = DeviceHealth(
         reason="NotConfirmed",
         severity="degraded",
-        message="it was there before the plugin was started; the backend that knows it cannot look now",
+        message="it was found before the plugin was restarted; its backend cannot scan now",
     )
     others = (h for h in device.health if h.reason != health.reason)
     return msgspec.structs.replace(device, health=(*others, health))

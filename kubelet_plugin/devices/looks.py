@@ -159,11 +159,11 @@ class Looks:
     def _show(self) -> None:
         self.report, self.devices = self._result.report, self._result.devices
         since = rfc3339(self._started[1]) if self._overdue else ""
-        hanging = f"a look at the hardware that began at {since} has not ended" if since else self.stalled
+        hanging = f"a scan of the hardware that began at {since} has not ended" if since else self.stalled
         if not hanging:
             return
         name = self.report.backend
-        why = f"{name}: {hanging}: the driver or its library hangs; what was found before stays as it was"
+        why = f"{name}: {hanging}: the driver or its library hangs; what was found before stays published"
         self.report = BackendReport(name, "hanging", why)
         health = DeviceHealth(reason=DRIVER_HANGING, severity="degraded", message=why)
         self.devices = tuple(_with(d, health) for d in self.devices)

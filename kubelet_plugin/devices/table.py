@@ -386,7 +386,7 @@ class DeviceTable:
             return "passthrough is off on this node (the agent runs without --passthrough)"
         address = _text(found, names.PCI_BUS_ID)
         if PciAddress.parse(address) is None or _text(found, "type") not in _FUNCTIONS:
-            return "it is no PCI function of its own"
+            return "it is not a PCI function of its own"
         if addresses[address] > 1:
             return f"it shares the PCI function {address} with other devices of the node"
         return ""

@@ -198,7 +198,8 @@ class BackendCalls:
             if not await self._begun(about, slow.begin, slow.future, min(wait, left)):
                 del self._slow[key]
                 raise StillPreparing(
-                    f"device {about}: backend {self._name} has no time to begin to prepare it", retryable=True
+                    f"device {about}: backend {self._name} has no time left in this call to prepare it",
+                    retryable=True,
                 )
             if not slow.future.done() and left > wait + _SLACK_SECONDS:
                 taken = _now() - slow.began
@@ -253,9 +254,9 @@ class BackendCalls:
         self, about: str, most: int, begin: _Begin, work: Callable[..., _T], *args: object
     ) -> asyncio.Future[_T]:
         if about in self._under_way:
-            raise self._late(about, "an earlier call has not come back yet")
+            raise self._late(about, "an earlier call has not returned yet")
         if len(self._under_way) >= most:
-            raise self._late(about, f"{len(self._under_way)} calls have not come back yet")
+            raise self._late(about, f"{len(self._under_way)} calls have not returned yet")
         try:
             future = asyncio.get_running_loop().run_in_executor(self._executor, work, *args)
         except RuntimeError as e:
@@ -306,7 +307,7 @@ class BackendCalls:
                 begin.begin()
                 since = self._marked(about, lock)
             except BlockingIOError:
-                raise self._late(about, "another instance of the plugin is at work on it") from None
+                raise self._late(about, "another instance of the plugin is working on it") from None
             except OSError as e:
                 raise self._not_locked(about, e) from e
             self._guarded(about, work, (argument,))

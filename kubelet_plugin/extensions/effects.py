@@ -54,11 +54,11 @@ class _Backend:
         if text:
             identity = identity_of(text.encode())
             if identity is None or identity not in self.kinds:
-                raise PrepareError("the parameters are of no kind of this backend")
+                raise PrepareError("the parameters are not of a kind that this backend defines")
             parameters = decode_kind(self.kinds[identity], text.encode())
         plan = self.preparation.plan_device(dataclasses.replace(use, parameters=parameters))
         if not _is_plan(plan):
-            raise PrepareError("plan_device has returned no DevicePlan")
+            raise PrepareError("plan_device did not return a DevicePlan")
         if plan is None:
             return None
         # A mapping of its own may raise when it is read, and a wrong type would be found only when the record
@@ -106,7 +106,7 @@ class BackendEffects:
     def _add(self, backend: ClaimPreparation) -> Sequence[str]:
         name = backend.name
         if name in self._backends:
-            return [f"--backend {name}: named twice; what it does to devices could not be told apart"]
+            return [f"--backend {name}: named twice; its work on devices could not be distinguished"]
         try:
             added = _Backend(backend, self._locks)
         except ConfigurationError as e:
@@ -213,8 +213,8 @@ class BackendEffects:
         backend = self._backends.get(effect.backend)
         if backend is None:
             raise PrepareError(
-                f"backend {effect.backend}, which has prepared devices of this claim, is not among the "
-                "backends of this node agent: start it with it again",
+                f"backend {effect.backend} has prepared devices of this claim, and this node agent runs "
+                "without it: start the agent with this backend again",
                 retryable=True,
             )
         return backend

@@ -193,7 +193,7 @@ class GpuCalls:
         other instance of the plugin gets in, which would find nothing to be undone and forget the claim.
 
         Raises:
-            PrepareError: another instance of the plugin is at work on it.
+            PrepareError: another instance of the plugin is working on it.
         """
         async with self._locks.setdefault(gpu, asyncio.Lock()):
             lock = await self._locked(gpu) if self._folder is not None else None
@@ -230,8 +230,8 @@ class GpuCalls:
                 except BlockingIOError:
                     if asyncio.get_running_loop().time() > end:
                         raise PrepareError(
-                            f"device {gpu}: another instance of the plugin is at work on it, or a call that "
-                            "does not come back",
+                            f"device {gpu}: another instance of the plugin is working on it, or a call "
+                            "does not return",
                             retryable=True,
                         ) from None
                 await asyncio.sleep(_POLL_SECONDS)

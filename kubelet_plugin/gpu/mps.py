@@ -83,8 +83,8 @@ _ENDING: Final = "ending"
 # Why a device has none of these, as clauses of an error.
 NO_TIME_SLICES: Final = "time slicing needs an NVIDIA GPU that NVML controls"
 NO_DAEMON: Final = (
-    "it needs an NVIDIA GPU that NVML controls, and nvidia-cuda-mps-control on the node (--mps-control), and "
-    "a --state-dir whose path leaves room for its sockets"
+    "it needs an NVIDIA GPU that NVML controls, nvidia-cuda-mps-control on the node (--mps-control), and a "
+    "--state-dir that is short enough for its sockets"
 )
 
 
@@ -333,9 +333,9 @@ class MpsDaemons:
                 # One that exits has no environment any more, and its socket still.
                 if waited >= grace:
                     raise PrepareError(
-                        f"device {device}: a process that cannot be seen from here listens at "
-                        f"{folder}/pipe/control; it is taken for its MPS daemon, and has to end first: an "
-                        "agent in a container needs the host's PID namespace (hostPID)",
+                        f"device {device}: a process outside of this PID namespace listens at "
+                        f"{folder}/pipe/control; it may be the MPS daemon and must end first. An agent in "
+                        "a container needs the host's PID namespace (hostPID)",
                         retryable=True,
                     )
             elif waited >= self._ready_seconds:
@@ -397,7 +397,7 @@ class MpsDaemons:
             shared_folders.put_aside(folder, self._folders)
         except OSError as e:
             raise PrepareError(
-                f"device {device}: what its MPS daemon leaves cannot be put aside: {e}", retryable=True
+                f"device {device}: the files of its MPS daemon cannot be moved away: {e}", retryable=True
             ) from e
 
     def _folder(self, device: str) -> Path:

@@ -57,5 +57,7 @@ def _listed(file: Path) -> frozenset[str]:
     words = [word for line in text.splitlines() if (word := line.partition("#")[0].strip())]
     wrong = next((w for w in words if not _UUID.fullmatch(w)), "")
     if wrong or len(text) > _MOST_BYTES:
-        raise PrepareError(f"{file}: {wrong[:80]!r} is no UUID of a GPU or a partition; expected one a line")
+        raise PrepareError(
+            f"{file}: {wrong[:80]!r} is not a UUID of a GPU or a partition; expected one per line"
+        )
     return frozenset(words)

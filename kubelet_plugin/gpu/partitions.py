@@ -286,7 +286,7 @@ class Partitions:
         if there is None or not there.uuid or not (there.device_nodes or device.simulated):
             raise PartitionAbsent(
                 f"device {device.device}: there is no such partition of {partition.gpu} now; admin access "
-                "attaches to a partition while a claim has it, and makes none",
+                "attaches to a partition that a claim holds, and creates none",
                 retryable=True,
             )
         return there
@@ -342,10 +342,10 @@ def is_claimed(gpu: str, instance: GpuInstance, records: Iterable[PreparedClaim]
 
 def _unmanaged_text(instances: Sequence[GpuInstance], way: str) -> str:
     names = ", ".join(
-        f"{i.uuid or 'a half-made one'} (number {i.instance_id} at {i.start}:{i.size})" for i in instances
+        f"{i.uuid or 'an incomplete one'} (number {i.instance_id} at {i.start}:{i.size})" for i in instances
     )
     what = "partition" if len(instances) == 1 else "partitions"
-    return f"{what} {names}, made by others than this driver; if it is not needed: {way}"
+    return f"{what} {names}, not created by this driver; if it is not needed, run: {way}"
 
 
 def held_partitions(record: PreparedClaim) -> list[tuple[PreparedDevice, PartitionRecord]]:

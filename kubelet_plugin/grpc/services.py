@@ -170,7 +170,8 @@ class Calls:
         if tasks:
             await asyncio.wait(tasks.values(), timeout=self._seconds)
         late = (
-            f"{verb} has not ended after {self._seconds:g} s; it goes on, and the next call finds its result"
+            f"{verb} has not ended after {self._seconds:g} s; it continues, and the next call returns its "
+            "result"
         )
         return {uid: task.result() if task.done() else late for uid, task in tasks.items()}
 
@@ -370,7 +371,7 @@ class Health:
         message = [f"{h.reason}: {h.message}" if h.message else h.reason for h in ailing]
         if stale:
             since = f"since {rfc3339(known_at)}" if known_at is not None else "yet"
-            message.append(f"the device could not be looked at {since}")
+            message.append(f"the device could not be scanned {since}")
         return health_v1_pb2.DeviceHealth(
             device=health_v1_pb2.DeviceIdentifier(pool_name=self._pool, device_name=name),
             health=health,

@@ -44,9 +44,7 @@ _BROKEN_SECONDS: Final = 5.0
 _LATE_SECONDS: Final = 30.0
 
 _VANISHED: Final = (
-    DeviceHealth(
-        reason="NotFound", severity="degraded", message="discovery does not find the device any more"
-    ),
+    DeviceHealth(reason="NotFound", severity="degraded", message="discovery no longer finds the device"),
 )
 
 log = structlog.get_logger(__name__)

@@ -121,7 +121,7 @@ class Metrics:
         yield from self._of_claims()
         yield _counter(
             "dra_driver_store_errors",
-            "Failures to write or remove what is durable, or to change hardware",
+            "Failures to write or remove durable files, or to change hardware",
             ("store",),
             {(name,): n for name, n in self._failures().items()},
         )
@@ -137,13 +137,13 @@ class Metrics:
         )
         reconciled = CounterMetricFamily(
             "dra_driver_claims_reconciled",
-            "Claims that were unprepared because the API server has them no more",
+            "Claims that were unprepared because they no longer exist in the API server",
         )
         reconciled.add_metric([], self._sources.reconciled())
         yield reconciled
         yield GaugeMetricFamily(
             "dra_driver_claims_gone_in_use",
-            "Claims that are gone and keep their devices, because containers may use them",
+            "Deleted claims that keep their devices because containers may use them",
             value=self._sources.kept(),
         )
         if (visible := self._sources.visible()) is not None:
@@ -154,12 +154,13 @@ class Metrics:
             )
         yield GaugeMetricFamily(
             "dra_driver_foreign_instances",
-            "Partitions of devices that no claim holds and this driver did not make",
+            "Partitions that no claim holds and this driver did not create",
             value=self._sources.unmanaged(),
         )
         yield _counter(
             "dra_driver_findings",
-            "What the node agent found wrong and repaired or reported since the start; Events tell more",
+            "Problems that the node agent has found, and repaired or reported, since the start; see its "
+            "Events",
             ("kind",),
             {(kind,): n for kind, n in self._sources.findings().items()},
         )
@@ -167,7 +168,7 @@ class Metrics:
         yield from self._of_devices()
         yield _counter(
             "dra_driver_device_xid_errors",
-            "Errors (XIDs) that the device has reported since the start, for who held it then",
+            "Errors (XIDs) that the device has reported since the start, with its holder at that time",
             (*_DEVICE, *_HOLDER, "xid"),
             self._xids,
         )
@@ -185,12 +186,12 @@ class Metrics:
         )
         unknown = GaugeMetricFamily(
             "dra_driver_backend_problems",
-            "Facts that the last look at the hardware could not learn",
+            "Facts that the last scan of the hardware could not read",
             labels=("backend",),
         )
         looked = GaugeMetricFamily(
             "dra_driver_backend_last_look_timestamp_seconds",
-            "When what is known of a backend's devices was learned, in seconds since the epoch",
+            "Time of the last successful scan of a backend, in seconds since the epoch",
             labels=("backend",),
         )
         for backend, at in self._sources.last_looks().items():
@@ -212,7 +213,7 @@ class Metrics:
         yield prepared
         info = GaugeMetricFamily(
             "dra_driver_device_claim_info",
-            "1 for each device that a claim holds; parent is the device that a partition is of",
+            "1 for each device that a claim holds; parent is the device that a partition belongs to",
             labels=("device", "parent", "namespace", "claim", "pod", "request", "share"),
         )
         for claim in claims:
@@ -222,7 +223,7 @@ class Metrics:
         yield info
         shares = GaugeMetricFamily(
             "dra_driver_device_shares",
-            "Shares that claims hold, by what keeps them to their memory: mps, or none",
+            "Shares that claims hold, by what limits their memory: mps, or none",
             labels=("device", "enforced"),
         )
         held = Counter((d.device, d.enforced) for c in claims for d in c.devices if d.enforced)
@@ -239,7 +240,7 @@ class Metrics:
 
         healthy = GaugeMetricFamily(
             "dra_driver_device_healthy",
-            "1 where nothing keeps the device from use",
+            "1 if no condition of the device prevents its use",
             labels=(*_DEVICE, *_HOLDER),
         )
         condition = GaugeMetricFamily(
@@ -262,7 +263,7 @@ class Metrics:
             yield family
         errors = GaugeMetricFamily(
             "dra_driver_device_errors",
-            "Errors of its memories and links that the device has counted since its driver was loaded",
+            "Errors of memories and links that the device has counted since its driver was loaded",
             labels=(*_DEVICE, *_HOLDER, "block", "kind"),
         )
         for sample in self._samples:
@@ -274,7 +275,7 @@ class Metrics:
 _SAMPLES: Final[Sequence[tuple[str, str, Callable[[DeviceSample], float | None]]]] = (
     (
         "dra_driver_device_utilization_ratio",
-        "Share of the time in which something ran on the device",
+        "Share of the time during which something ran on the device",
         lambda s: s.utilization,
     ),
     ("dra_driver_device_memory_used_bytes", "Device memory in use", lambda s: s.memory_used),

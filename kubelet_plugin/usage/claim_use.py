@@ -229,7 +229,7 @@ class ClaimUse:
         if verdict.use is Use.FREE:
             return
         self._keep(record, verdict.why, is_gone=False)
-        raise PrepareError(f"its devices stay with it: {verdict.why}", retryable=True)
+        raise PrepareError(f"it keeps its devices: {verdict.why}", retryable=True)
 
     def release(self, uid: Uid) -> None:
         """Note that a claim keeps its devices no more because they may be in use."""
@@ -299,8 +299,8 @@ class ClaimUse:
             return
         event = "is gone" if is_gone else "was to be unprepared"
         text = (
-            f"a claim (UID {record.uid}) {event}, but its devices stay with it: {why}. End the processes or "
-            "reboot the node; where nothing can be seen and you know that nothing uses them, create "
+            f"a claim (UID {record.uid}) {event}, but it keeps its devices: {why}. End the processes or "
+            "reboot the node. If processes cannot be seen and you know that nothing uses the devices, create "
             f"{self._unused}/{record.uid}"
         )
         self._kept[record.uid] = _Kept(record, text, rfc3339(self._clock.now()), is_gone)

@@ -45,7 +45,7 @@ GRACE_SECONDS = 50.0
 EVENTUALLY_SECONDS = 120
 SETTLED_SECONDS = 15.0
 # In the answer to a call that has not ended.
-GOES_ON = "it goes on, and the next call finds its result"
+GOES_ON = "it continues, and the next call returns its result"
 # Of runs that failed.
 KEPT = Path(__file__).parents[2] / "build/crash-test"
 

@@ -410,7 +410,7 @@ class NvmlBackend:
                 continue
             look = looks.get(uuid)
             if uuid in late:
-                why = f"{late[uuid]}: the GPU hangs, and others answer; what was found before stays as it was"
+                why = f"{late[uuid]}: the GPU hangs, and others answer; what was found before stays published"
                 missing[uuid] = DeviceHealth(reason=DRIVER_HANGING, severity="degraded", message=why)
             elif look is not None and look.lost:
                 missing[uuid] = _LOST

@@ -125,10 +125,10 @@ class NvmlControl:
             if self._loaded() is False:
                 return False
             raise PrepareError(
-                f"GPU {gpu} cannot be looked up while its kernel driver is loaded: {e}", retryable=True
+                f"GPU {gpu} cannot be queried while its kernel driver is loaded: {e}", retryable=True
             ) from e
         except pynvml.NVMLError as e:
-            raise PrepareError(f"GPU {gpu} cannot be looked up: {error_text(e)}", retryable=True) from e
+            raise PrepareError(f"GPU {gpu} cannot be queried: {error_text(e)}", retryable=True) from e
 
     def compute_mode(self, gpu: str) -> str:
         """See ``ports.GpuControl.compute_mode``."""

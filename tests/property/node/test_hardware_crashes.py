@@ -245,9 +245,7 @@ def test_a_full_life() -> None:
     assert answers[:2] == [["gpu-0-mig-a-0"], ["gpu-0-mig-a-4"]]
     assert "gpu-0-mig-b-4 is held by another claim" in str(answers[2])
     assert "gpu-1 is held under MPS by another claim" in str(answers[5])
-    assert "is taken: partition MIG-1000 (number 1000 at 0:2), made by others than this driver" in str(
-        answers[7]
-    )
+    assert "is taken: partition MIG-1000 (number 1000 at 0:2), not created by this driver" in str(answers[7])
     assert answers[12] == ["gpu-0-mig-b-4", "gpu-0-mig-b-6"]
     assert answers[13] == ["gpu-0-mig-b-2"]
     assert answers[18] == ["gpu-1"]

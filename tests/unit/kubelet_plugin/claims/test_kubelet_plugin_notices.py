@@ -52,7 +52,7 @@ def test_a_damaged_checkpoint_is_told_and_costs_no_claim(tmp_path: Path) -> None
             (text,) = await eventually(lambda: reported(kube, CHECKPOINT_DAMAGED))
             assert "cannot be used" in text
             # The version before has no claim, and its journal was lost too; their CDI files are there.
-            assert "recovered 0 claims from the version before and 2 from CDI files" in text
+            assert "recovered 0 claims from the previous version and 2 from CDI files" in text
             assert node.plugin.notices.counts[CHECKPOINT_DAMAGED] == 1
             thief = add_claim(kube, claim("thief", "gpu-1"))
             answer = (await prepare(node, thief))[thief["metadata"]["uid"]]

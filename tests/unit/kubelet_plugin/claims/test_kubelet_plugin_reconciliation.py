@@ -372,7 +372,7 @@ def test_a_call_is_answered_before_the_kubelet_gives_up() -> None:
             running_calls = tasks.create_task(calls.run())
             await asyncio.sleep(0)
             assert await calls.prepare([reference]) == {
-                "u": "prepare has not ended after 0.05 s; it goes on, and the next call finds its result"
+                "u": "prepare has not ended after 0.05 s; it continues, and the next call returns its result"
             }
             slow.done.set()
             await calls.drain(60)

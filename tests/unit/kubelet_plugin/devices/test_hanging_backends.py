@@ -127,7 +127,7 @@ def test_a_backend_that_hangs_costs_no_other_one_its_devices(hanging: Any) -> No
         good.devices = (device(1), device(2))
         await table.scan()
         assert [r.state for r in table.reports] == ["hanging", "ok"]
-        assert "bad: a look at the hardware that began at 1970-01-12T13:48:20Z" in table.reports[0].message
+        assert "bad: a scan of the hardware that began at 1970-01-12T13:48:20Z" in table.reports[0].message
         # What was found stays, and nothing new belongs on it; the other backend's news are here.
         assert reasons(table) == {"gpu-0": ["DriverHanging"], "gpu-1": [], "gpu-2": []}
         assert [d.device.health[0].severity for d in table.devices if d.device.health] == ["degraded"]
@@ -259,7 +259,7 @@ def test_a_hang_is_told_everywhere_and_its_end_too(tmp_path: Path, hanging: Any)
             assert message is not None
             # Nothing was looked at since: neither healthy nor fresh.
             assert [(d.health, d.last_updated_time) for d in message.devices] == [(UNKNOWN, known_at)]
-            assert message.devices[0].message.startswith("DriverHanging: slow: a look at the hardware")
+            assert message.devices[0].message.startswith("DriverHanging: slow: a scan of the hardware")
             assert message.devices[0].health_check_timeout_seconds > 3600
             await eventually(lambda: discovered(kube).get("status") == "Unknown")
             assert discovered(kube)["reason"] == "DriverHanging"
@@ -268,7 +268,7 @@ def test_a_hang_is_told_everywhere_and_its_end_too(tmp_path: Path, hanging: Any)
                 lambda: {("Node", "DriverHanging"), ("Node", "DeviceUnhealthy")} <= warnings(kube)
             )
             status, text = await fetch(node, "/readyz")
-            assert (status, "slow: a look at the hardware" in text) == (503, True)
+            assert (status, "slow: a scan of the hardware" in text) == (503, True)
             assert (await fetch(node, "/healthz"))[0] == 200  # to start the agent anew would not help
             assert '"state": "hanging"' in (await fetch(node, "/debug/state"))[1].replace('":"', '": "')
             metrics = node.plugin.observation.metrics.render(()).decode()
@@ -422,6 +422,6 @@ def test_what_was_not_looked_at_for_too_long_is_unknown(hanging: Any) -> None:
         clock.time += 1
         (stale,) = service._list().devices
         assert (stale.health, stale.last_updated_time) == (health_v1_pb2.UNKNOWN, 1_000_000)
-        assert stale.message == "the device could not be looked at since 1970-01-12T13:46:40Z"
+        assert stale.message == "the device could not be scanned since 1970-01-12T13:46:40Z"
 
     asyncio.run(life())

@@ -259,7 +259,7 @@ def test_a_backend_that_hangs_costs_its_own_device_alone() -> None:
         try:
             with pytest.raises(PrepareError, match=r"device acme-0: backend acme: no answer after 0\.2 s"):
                 await preparer.prepare(hanging)
-            with pytest.raises(PrepareError, match="an earlier call has not come back yet"):
+            with pytest.raises(PrepareError, match="an earlier call has not returned yet"):
                 await preparer.prepare(hanging)
             npu.in_prepare = lambda: None
             await preparer.prepare(given(kube, "own", "acme-1"))
@@ -289,7 +289,7 @@ def test_a_backend_that_is_gone_leaves_its_claims_as_they_are() -> None:
         await node(disk, kube, npu).prepare(reference)
         without = node(disk, kube)
         await without.restore()
-        with pytest.raises(PrepareError, match="backend acme, which has prepared devices of this"):
+        with pytest.raises(PrepareError, match="backend acme has prepared devices of this"):
             await without.unprepare(reference)
         assert disk.claims()
         back = node(disk, kube, npu)
@@ -322,7 +322,7 @@ octal = sdk.DeviceNode("/dev/x", file_mode="0666")  # type: ignore[arg-type]
     [
         (lambda use: sdk.DevicePlan({"x": "y" * 9000}), "at most 8192 are written down"),
         (lambda use: sdk.DevicePlan({"x": object()}), "cannot be written down"),
-        (lambda use: {"watts": 1}, "plan_device has returned no DevicePlan"),
+        (lambda use: {"watts": 1}, "plan_device did not return a DevicePlan"),
         (lambda use: sdk.DevicePlan(edits=sdk.ContainerEdits(env=("no equals sign",))), "invalid"),
         (lambda use: sdk.DevicePlan(edits=edits(env=("A=1", 5))), r"got `int` - at `\$.env\[1\]`"),
         (lambda use: sdk.DevicePlan(edits=edits(env=("A=\udcff",))), "surrogates not allowed"),

@@ -133,7 +133,7 @@ def test_a_pod_that_is_deleted_meanwhile_waits_for_the_end_and_undoes_it() -> No
         preparer = node(disk, kube, npu, seconds=WAIT)
         reference = given(kube, "one", "acme-0")
         await still(preparer, reference)
-        with pytest.raises(PrepareError, match="an earlier call has not come back yet"):
+        with pytest.raises(PrepareError, match="an earlier call has not returned yet"):
             await preparer.unprepare(reference)
         assert disk.claims()
         npu.finish.set()
@@ -192,7 +192,7 @@ def test_a_claim_that_is_wanted_after_all_is_followed_again(released: str) -> No
         reference = given(kube, "one", "acme-0")
         await still(preparer, reference)
         effects.released = released
-        with pytest.raises(PrepareError, match=released or "an earlier call has not come back yet"):
+        with pytest.raises(PrepareError, match=released or "an earlier call has not returned yet"):
             await preparer.unprepare(reference)
         effects.released = ""
         npu.finish.set()
@@ -454,7 +454,7 @@ def test_many_that_take_long_leave_room_to_undo_others() -> None:
             for device in ("acme-0", "acme-1"):
                 with pytest.raises(StillPreparing):
                     await calls.go_on(device, 0.01, 60, waits, work(device))
-            with pytest.raises(PrepareError, match="2 calls have not come back yet"):
+            with pytest.raises(PrepareError, match="2 calls have not returned yet"):
                 await calls.go_on("acme-2", 0.01, 60, lambda _: None, work("acme-2"))
             await calls.undo("acme-2", 5, lambda w: undone.append(w.device), work("acme-2"))
             assert undone == ["acme-2"]

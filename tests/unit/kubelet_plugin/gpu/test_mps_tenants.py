@@ -111,7 +111,7 @@ def test_what_is_planted_ends_no_other_daemon(
         plant(control, root / "mps/gpu-1/pipe/control")
     if plant is hard_link:
         # It is the other's own socket; nothing is sent to it, but somebody listens there.
-        with pytest.raises(PrepareError, match="a process that cannot be seen from here listens"):
+        with pytest.raises(PrepareError, match="a process outside of this PID namespace listens"):
             open_daemons(root, Tools(root / "bin"), ready_seconds=1).stop("gpu-0")
         control.unlink()
     daemons.stop("gpu-0")

@@ -54,7 +54,7 @@ def test_nothing_is_forgotten_while_the_library_is_gone_and_the_kernel_driver_is
         ["unprepare", "one"],
     )
     kept, done = answers[2], answers[4]
-    assert "cannot be looked up while its kernel driver is loaded" in kept["error"]
+    assert "cannot be queried while its kernel driver is loaded" in kept["error"]
     assert done["error"] == ""
     assert not any(line.startswith("instance") for line in state(tmp_path))
 

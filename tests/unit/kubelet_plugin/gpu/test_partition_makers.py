@@ -370,7 +370,7 @@ def test_what_one_agent_makes_too_late_is_not_forgotten_by_the_other(tmp_path: P
         async with running(
             tmp_path, node.kube, backend=npu, settings=settings, timing=IMPATIENT
         ) as other_node:
-            assert "device S0: another instance of the plugin is at work" in await unprepared(other_node, one)
+            assert "device S0: another instance of the plugin is working" in await unprepared(other_node, one)
             held.set()
             await eventually(lambda: npu.left == ["S0-0"])
             assert not await unprepared(other_node, one)

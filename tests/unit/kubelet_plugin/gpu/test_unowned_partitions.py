@@ -155,5 +155,5 @@ def test_nothing_is_destroyed_beside_another_agent(tmp_path: Path, state: Path) 
 def test_a_list_is_read_strictly(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE).write_text(text)
     instance = GpuInstance(instance_id=1, profile_id=9, start=0, size=4, uuid="MIG-1", device_nodes=())
-    with pytest.raises(PrepareError, match="expected one a line"):
+    with pytest.raises(PrepareError, match="expected one per line"):
         owner("GPU-1", instance, labels={}, file=tmp_path / FILE)
