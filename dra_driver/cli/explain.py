@@ -35,12 +35,23 @@ from dra_driver.cli.display.report import Block, Line, Report, plain
 from dra_driver.cli.explaining.answers import Answer, answer_data, answer_report, answers, unserved
 from dra_driver.cli.explaining.grants import grant_sentences, grants_of, needs_grant
 from dra_driver.cli.explaining.missing import missing_claims
-from dra_driver.cli.explaining.targets import CLAIM, POD, Target, is_target, parse_targets, pods_of
+from dra_driver.cli.explaining.parts import of_target, part_blocks, part_data
+from dra_driver.cli.explaining.targets import (
+    CLAIM,
+    DEVICE,
+    NODE,
+    POD,
+    Target,
+    is_target,
+    parse_targets,
+    pods_of,
+)
 from dra_driver.cli.explaining.usable_pools import unguarded_notes
 from dra_driver.cli.live import showing
 from dra_driver.cli.live.controller import silence
 from dra_driver.cli.live.grants import read_grants
 from dra_driver.cli.live.reading import Lister, Source
+from dra_driver.cli.status import overview_of
 from dra_driver.errors import Forbidden, InvalidInput
 from dra_driver.fleet import GrantsShown, preemptions_of, waiting_condition, withheld_notes
 from dra_driver.kube import KubeApi, SystemClock
@@ -58,6 +69,7 @@ _EPILOG = """examples:
   dra-driver explain                      the claims of the namespace; -A for all
   dra-driver explain pod/train -n team    the claims of a pod, and whom it would preempt
   dra-driver explain deploy/serve         the claims of its pods
+  dra-driver explain device/n5/gpu-0      a device: what is wrong, who holds it, what to do; node/n5 for all
   dra-driver explain claim/gpu -o wide    a row for each device
   dra-driver explain -f slices.yaml -f claim.yaml    manifests, without a cluster
 
@@ -77,7 +89,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="KIND/NAME",
         help="what is explained: pod/NAME (or pod NAME), claim/NAME, or the pods of deploy/NAME, rs/, sts/, "
-        "ds/, job/; default: all claims of the namespace",
+        "ds/, job/; node/NAME and device/NODE/NAME: what is wrong there, who holds the devices, what to do; "
+        "default: all claims of the namespace",
     )
     where = parser.add_argument_group("source")
     common.add_cluster_arguments(where)
@@ -111,6 +124,10 @@ def run(args: argparse.Namespace) -> int:
     targets = parse_targets(args.target)
     if args.all_namespaces and targets:
         raise InvalidInput("KIND/NAME is of one namespace (-n), -A is for the claims of all")
+    if parts := [target for target in targets if target.kind in (NODE, DEVICE)]:
+        if len(parts) < len(targets) or args.file or args.watch:
+            raise InvalidInput("nodes and devices are explained by themselves, of a live cluster, once")
+        return asyncio.run(_parts(args, parts))
     if not args.file:
         return asyncio.run(_live(args, targets))
     if missing := [name for name in args.file if is_target(name) and not Path(name).exists()]:
@@ -124,6 +141,23 @@ def run(args: argparse.Namespace) -> int:
     found = _asked(allocator_manifests.read(args.file).with_own_classes(), targets, args, args.namespace)
     showing.print_shown(found.shown)
     return 0 if found.fits else 1
+
+
+async def _parts(args: argparse.Namespace, targets: Sequence[Target]) -> int:
+    """Print what is known of nodes and devices; return 0 if nothing is wrong with them."""
+    async with await KubeApi.connect(
+        args.kubeconfig, context=args.context, user_agent="dra-driver-explain"
+    ) as client:
+        nodes = [target.name.partition("/")[0] for target in targets]
+        lister = Lister(client)
+        overview = await overview_of(lister, client, nodes=nodes, system=args.system_namespace)
+        _warn(lister.notes)
+        found = [(target, *of_target(target, overview)) for target in targets]
+    if args.output in ("json", "yaml"):
+        showing.print_shown(common.format_data([part_data(*part) for part in found], args.output))
+    else:
+        showing.print_shown([list(part_blocks(*part, overview.now)) for part in found])
+    return 1 if any(problems for _, _, problems in found) else 0
 
 
 def _asked(

@@ -7,15 +7,13 @@ import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
-
-import msgspec
+from typing import Final
 
 from controller.allocate.state.taint_rules import served_rules
 from dra_driver.api.core import CONFIG_MAPS, EVENTS, NODES, PODS, Event, Node, Pod
-from dra_driver.api.meta import Resource
+from dra_driver.api.meta import DriverName, PoolName, Resource
 from dra_driver.api.names import DEFAULT_DRIVER_NAME, REQUEST_SHAPES, SYSTEM_NAMESPACE
-from dra_driver.api.own.inventory import DEVICE_INVENTORIES, NODE_PUBLISHES
+from dra_driver.api.own.inventory import DEVICE_INVENTORIES, NODE_PUBLISHES, DeviceInventory
 from dra_driver.api.resource import (
     DEVICE_CLASSES,
     RESOURCE_CLAIM_TEMPLATES,
@@ -27,39 +25,30 @@ from dra_driver.api.resource import (
 )
 from dra_driver.cli import common, shapes_argument
 from dra_driver.cli.capacity import object_notes, server_notes
-from dra_driver.cli.display.report import Block, Cell, Line, Report, Style, Table, plain
 from dra_driver.cli.live import showing
 from dra_driver.cli.live.controller import Unreadable, see_controller
 from dra_driver.cli.live.grants import GrantsReader, read_grants
 from dra_driver.cli.live.reading import Lister, Source
-from dra_driver.cli.overview.grants import grant_blocks, of_namespace
-from dra_driver.cli.overview.problems import problem_blocks, problem_data
+from dra_driver.cli.overview.devices import DeviceRow, device_list
+from dra_driver.cli.overview.grants import of_namespace
+from dra_driver.cli.overview.report import Overview, SetAsideRow, checked, overview_data, overview_report
 from dra_driver.cli.overview.rows import (
-    NamespaceRow,
-    Row,
-    activity,
     device_rows,
     fold_notes,
-    fold_waiting,
     matches,
-    named,
     namespace_rows,
     on_nodes,
-    utilisation,
 )
 from dra_driver.errors import ConfigurationError, Forbidden, InvalidInput, NotFound
 from dra_driver.fleet import (
     LONG_WAIT_SECONDS,
     REFUSALS,
-    STATES,
     ControllerSeen,
     Fleet,
-    GrantsShown,
-    PreemptionRow,
+    PoolView,
     Problem,
     RequestShape,
     ShapeCount,
-    WaitingClaim,
     controller_problem,
     controller_sentence,
     count_shapes,
@@ -72,24 +61,23 @@ from dra_driver.fleet import (
 )
 from dra_driver.kube import KubeApi, SystemClock
 from dra_driver.kube.clock import rfc3339
-from dra_driver.ownership import is_controller_taint
+from dra_driver.ownership import PoolID, is_controller_taint, pool_of_inventory
 from dra_driver.ports import KubeClient
 from dra_driver.resourceclaim import is_gated
 from dra_driver.structured import AllocatedState, Snapshot, with_rules
 
-__all__ = ["FAILURE", "Overview", "add_arguments", "look", "run"]
+__all__ = ["FAILURE", "add_arguments", "look", "overview_of", "run"]
 
 FAILURE: Final = 3
 """Exit status where the cluster cannot be read: with ``--check``, 1 means that there are problems."""
 
-# Namespaces that people are shown; -o json has all of them.
-_MOST_NAMESPACES: Final = 10
 _EPILOG = """examples:
   dra-driver status                        one line for each model on each node
   dra-driver status --by model --watch     sums over the fleet, and their changes
   dra-driver status --node 'rack7-*'       some nodes
   dra-driver status -n team                only what waits in a namespace
   dra-driver status --shape '8 gpu same nvlinkGroup'    how often a request still fits
+  dra-driver status --devices --node n5    each device: its state, its holders, what is wrong, what to do
   dra-driver status --check                problems only, for scripts
 
 It begins with problems: a controller, node agents or nodes that are gone, unhealthy devices, and pods that
@@ -142,6 +130,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="node",
         help="one row per model on each node, or per model on all nodes",
     )
+    shown.add_argument(
+        "--devices", action="store_true", help="one line for each device: state, holders, problem, what to do"
+    )
     shapes_argument.add_shape_argument(shown)
     shown.add_argument(
         "--check", action="store_true", help="show the problems only, and exit with 1 if there are any"
@@ -182,6 +173,7 @@ async def _main(
             system=args.system_namespace,
             nodes=args.node,
             namespace=args.namespace,
+            devices=args.devices,
         )
 
         status = 0
@@ -193,8 +185,8 @@ async def _main(
                 partly = isinstance(source, Lister) and bool(source.notes)
                 status = 1 if overview.problems else FAILURE if partly else 0
             if args.output == "table":
-                return _checked(overview) if args.check else _report(overview)
-            data = _data(overview)
+                return checked(overview) if args.check else overview_report(overview)
+            data = overview_data(overview)
             return common.format_data({"problems": data["problems"]} if args.check else data, args.output)
 
         await showing.show(client, looked, args)
@@ -202,39 +194,6 @@ async def _main(
 
 
 # --- looking ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class SetAsideRow:
-    """Devices that are set aside for a pod.
-
-    Attributes:
-        pod: ``namespace/name``.
-        since: RFC 3339.
-        devices: which, and until when, for people.
-    """
-
-    pod: str
-    since: str
-    devices: str
-
-
-@dataclass(frozen=True, slots=True)
-class Overview:
-    """All rows and claims that are shown."""
-
-    rows: tuple[Row, ...]
-    waiting: tuple[WaitingClaim, ...]
-    nodes: int
-    nodes_with_devices: int
-    notes: tuple[str, ...]
-    shapes: tuple[ShapeCount, ...] = ()
-    set_aside: tuple[SetAsideRow, ...] = ()
-    preemptions: tuple[PreemptionRow, ...] = ()
-    namespaces: tuple[NamespaceRow, ...] = ()
-    grants: GrantsShown | None = None
-    problems: tuple[Problem, ...] = ()
-    now: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +207,7 @@ class _Question:
         rules: the kind of DeviceTaintRules that is served.
         notes: what is to be said about the installation.
         grants: reads whether devices are granted.
+        devices: whether devices are listed one by one.
         controller: reads whether the controller works.
     """
 
@@ -259,6 +219,7 @@ class _Question:
     rules: Resource[DeviceTaintRule] | None
     notes: tuple[str, ...]
     grants: GrantsReader
+    devices: bool
     controller: Callable[[], Awaitable[ControllerSeen | Unreadable]]
 
 
@@ -271,6 +232,7 @@ async def _question(
     system: str,
     nodes: Sequence[str],
     namespace: str,
+    devices: bool,
 ) -> _Question:
     notes: list[str] = []
     if shapes is None:
@@ -281,7 +243,7 @@ async def _question(
     controller = functools.partial(see_controller, client, system, SystemClock())
     said = tuple(notes)
     return _Question(
-        tuple(drivers), by, tuple(shapes), tuple(nodes), namespace, rules, said, grants, controller
+        tuple(drivers), by, tuple(shapes), tuple(nodes), namespace, rules, said, grants, devices, controller
     )
 
 
@@ -294,6 +256,7 @@ async def look(
     system: str = SYSTEM_NAMESPACE,
     nodes: Sequence[str] = (),
     namespace: str = "",
+    devices: bool = False,
 ) -> Overview:
     """Read the cluster once.
 
@@ -305,14 +268,39 @@ async def look(
         system: namespace of the installation.
         nodes: patterns of names of nodes; all if there is none.
         namespace: of the claims that are shown; empty: all.
+        devices: whether devices are listed one by one.
 
     Raises:
         ApiError, ApiUnavailable: the API server refuses, or cannot be reached.
     """
     question = await _question(
-        client, drivers, by=by, shapes=shapes, system=system, nodes=nodes, namespace=namespace
+        client,
+        drivers,
+        by=by,
+        shapes=shapes,
+        system=system,
+        nodes=nodes,
+        namespace=namespace,
+        devices=devices,
     )
     return await _look(Lister(client), question)
+
+
+async def overview_of(
+    source: Source, client: KubeClient, *, nodes: Sequence[str], system: str = SYSTEM_NAMESPACE
+) -> Overview:
+    """Return the overview of some nodes, with their devices one by one.
+
+    Args:
+        source: of the objects; takes note of rights that are missing.
+        client: of the cluster.
+        nodes: patterns of their names.
+        system: namespace of the installation.
+    """
+    question = await _question(
+        client, (), by="node", shapes=(), system=system, nodes=nodes, namespace="", devices=True
+    )
+    return await _look(source, question)
 
 
 async def _look(source: Source, question: _Question) -> Overview:
@@ -378,8 +366,18 @@ async def _look(source: Source, question: _Question) -> Overview:
         namespaces=tuple(row for row in namespace_rows(views, waiting) if namespace in ("", row.namespace)),
         grants=of_namespace(await question.grants(), namespace),
         problems=tuple(_problems(fleet, seen, reason_of, question, now)),
+        listed=tuple(_listed(fleet, views, inventories)) if question.devices else (),
         now=now,
     )
+
+
+def _listed(
+    fleet: Fleet, views: Iterable[PoolView], inventories: Iterable[DeviceInventory]
+) -> Iterator[DeviceRow]:
+    known = {pool_of_inventory(i): i for i in inventories}
+    for view in views:
+        pool = PoolID(DriverName(view.driver), PoolName(view.pool))
+        yield from device_list(view, known.get(pool), fleet.holders(pool), fleet.pool_problems(pool))
 
 
 def _problems(
@@ -456,114 +454,3 @@ async def _count(
         allocated=AllocatedState.from_claims(claims),
     )
     return count_shapes(snapshot, question.shapes, ignore_taint=is_controller_taint)
-
-
-# --- showing ------------------------------------------------------------------------------------------------
-
-
-def _text(overview: Overview, form: str) -> str:
-    return plain(_report(overview)) if form == "table" else common.format_data(_data(overview), form)
-
-
-def _checked(overview: Overview) -> Report:
-    if not overview.problems:
-        return [[Line("no problems", "good")]]
-    return [list(problem_blocks(overview.problems, overview.now))]
-
-
-def _report(overview: Overview) -> Report:
-    report: list[Sequence[Block]] = [list(problem_blocks(overview.problems, overview.now))]
-    report += _devices(overview)
-    if overview.shapes:
-        report.append([shapes_argument.shapes_table(overview.shapes)])
-    if len(overview.namespaces) > 1 or any(n.devices for n in overview.namespaces):
-        report.append(list(_namespaces(overview.namespaces)))
-    if overview.waiting:
-        waits = [(named(w.claims), named(w.pods), w.reason) for w in fold_waiting(overview.waiting)]
-        report.append([Table(("WAITING CLAIM", "PODS", "WHY"), waits)])
-    if overview.set_aside:
-        kept = [(s.pod, s.since, s.devices) for s in overview.set_aside]
-        report.append([Table(("SET ASIDE FOR POD", "SINCE", "DEVICES"), kept)])
-    if overview.preemptions:
-        found = [(p.pod, p.state, p.since, p.whom) for p in overview.preemptions]
-        report.append([Table(("PREEMPTOR", "STATE", "SINCE", "PODS"), found)])
-    if overview.grants is not None:
-        report.append(list(grant_blocks(overview.grants)))
-    if overview.notes:
-        report.append([Line(note, "warning") for note in overview.notes])
-    return report
-
-
-def _devices(overview: Overview) -> Iterator[Sequence[Block]]:
-    rows = overview.rows
-    if not rows:
-        yield [Line(f"no devices on {overview.nodes} nodes", "bad")]
-        return
-    with_node = any(r.node for r in rows)
-    # A state that no device is in takes no column, but for those that everybody looks for.
-    states = [s for s in STATES if s in ("allocated", "free") or any(r.states[s] for r in rows)]
-    with_activity = any(r.activity.known for r in rows)
-    header = (
-        *(["NODE"] if with_node else []),
-        *("MODEL", "TYPE", "DEVICES", *map(str.upper, states)),
-        *(["BUSY"] if with_activity else []),
-        "MEMORY",
-    )
-    cells = [
-        (
-            *([r.node] if with_node else []),
-            r.model,
-            r.type,
-            r.total,
-            *(_state(s, r.states[s]) for s in states),
-            *([r.activity.busy if r.activity.known else "-"] if with_activity else []),
-            r.memory,
-        )
-        for r in rows
-    ]
-    yield [Table(header, cells)]
-    total = sum(r.total for r in rows)
-    counts = ", ".join(f"{n} {s}" for s in STATES if (n := sum(r.states[s] for r in rows)))
-    where = f"{overview.nodes_with_devices} of {overview.nodes} nodes"
-    lines = [Line(f"{total} devices on {where}: {counts}", "strong"), Line(utilisation(rows))]
-    yield [*lines, *([Line(activity(rows))] if with_activity else [])]
-
-
-def _state(state: str, number: int) -> Cell:
-    styles: dict[str, Style] = {"unhealthy": "bad", "free": "good"}
-    return Cell(number, styles.get(state, "") if number else "quiet")
-
-
-def _waiting(number: int) -> Cell:
-    return Cell(number, "warning" if number else "quiet")
-
-
-def _namespaces(namespaces: Sequence[NamespaceRow]) -> Iterator[Block]:
-    rows = [
-        (
-            n.namespace,
-            n.devices,
-            n.memory.held,
-            len(n.claims),
-            _waiting(n.waiting),
-        )
-        for n in namespaces[:_MOST_NAMESPACES]
-    ]
-    yield Table(("NAMESPACE", "DEVICES", "MEMORY", "CLAIMS", "WAITING"), rows)
-    if len(namespaces) > _MOST_NAMESPACES:
-        yield Line(f"{len(namespaces) - _MOST_NAMESPACES} more namespaces", "quiet")
-
-
-def _data(overview: Overview) -> dict[str, Any]:
-    return {
-        "problems": problem_data(overview.problems),
-        "devices": [r.data() for r in overview.rows],
-        "namespaces": [n.data() for n in overview.namespaces],
-        "waiting": [{"claim": w.claim, "pods": list(w.pods), "reason": w.reason} for w in overview.waiting],
-        "setAside": [{"pod": s.pod, "since": s.since, "devices": s.devices} for s in overview.set_aside],
-        "preemptions": [msgspec.to_builtins(p) for p in overview.preemptions],
-        "grants": msgspec.to_builtins(overview.grants),
-        "shapes": [s.data() for s in overview.shapes],
-        "nodes": overview.nodes,
-        "notes": list(overview.notes),
-    }

@@ -13,10 +13,22 @@ from dra_driver.api.core import Pod
 from dra_driver.errors import InvalidInput
 from dra_driver.suggestions import did_you_mean
 
-__all__ = ["CLAIM", "POD", "Target", "is_target", "parse_target", "parse_targets", "pods_of"]
+__all__ = [
+    "CLAIM",
+    "DEVICE",
+    "NODE",
+    "POD",
+    "Target",
+    "is_target",
+    "parse_target",
+    "parse_targets",
+    "pods_of",
+]
 
 POD: Final = "Pod"
 CLAIM: Final = "ResourceClaim"
+NODE: Final = "Node"
+DEVICE: Final = "device"
 _DEPLOYMENT: Final = "Deployment"
 _REPLICA_SET: Final = "ReplicaSet"
 # The names that kubectl takes, and "claim".
@@ -44,6 +56,11 @@ _KINDS: Final = {
     "daemonsets": "DaemonSet",
     "job": "Job",
     "jobs": "Job",
+    "node": NODE,
+    "nodes": NODE,
+    "no": NODE,
+    "device": DEVICE,
+    "devices": DEVICE,
 }
 _HASH_LABEL: Final = "pod-template-hash"
 
@@ -52,7 +69,8 @@ class Target(NamedTuple):
     """An object that is named on the command line.
 
     Attributes:
-        kind: ``Pod``, ``ResourceClaim``, or a kind that makes pods.
+        kind: ``Pod``, ``ResourceClaim``, a kind that makes pods, ``Node``, or ``device``.
+        name: of the object; of a device, ``NODE/DEVICE``.
     """
 
     kind: str
@@ -70,9 +88,10 @@ def parse_target(text: str) -> Target:
     """
     found = _target(text)
     if found is None:
+        meant = did_you_mean(text.partition("/")[0].lower(), _KINDS)
         raise InvalidInput(
-            f"{text!r}: KIND/NAME is wanted, such as pod/NAME; KIND is pod, claim, deploy, rs, sts, ds or "
-            f"job, and -n names the namespace{did_you_mean(text.partition('/')[0].lower(), _KINDS)}"
+            f"{text!r}: KIND/NAME is wanted, such as pod/NAME; KIND is pod, claim, deploy, rs, sts, ds, "
+            f"job, node or device (device/NODE/NAME), and -n names the namespace{meant}"
         )
     return found
 
@@ -96,7 +115,10 @@ def is_target(text: str) -> bool:
 def _target(text: str) -> Target | None:
     kind, slash, name = text.partition("/")
     known = _KINDS.get(kind.lower().partition(".")[0])
-    return Target(known, name) if slash and name and "/" not in name and known is not None else None
+    parts = name.split("/")
+    if not slash or known is None or not all(parts) or len(parts) != (2 if known == DEVICE else 1):
+        return None
+    return Target(known, name)
 
 
 def pods_of(target: Target, namespace: str, pods: Iterable[Pod]) -> list[Pod]:

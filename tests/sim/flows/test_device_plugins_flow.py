@@ -10,6 +10,7 @@ import pytest
 from dra_driver.api.core import NODES
 from dra_driver.api.meta import ObjectKey
 from dra_driver.cli import status
+from dra_driver.cli.overview.report import overview_text
 from dra_driver.errors import ApiError
 from dra_driver.sim.assets import deploy_directory
 from dra_driver.sim.cluster import EmbeddedCluster
@@ -73,7 +74,7 @@ def test_all_examples_beside_a_device_plugin_give_no_gpu_away_twice() -> None:
         (note,) = [n for n in look.notes if "DevicePluginPresent" in n]
         assert note.startswith(f"{beside} ")
         assert f"4 {GPU}" in note
-        assert note in status._text(look, "table")
+        assert note in overview_text(look, "table")
 
     support.run(scenario, support.config("l4x4", "l4x4", EXTENDED))
 

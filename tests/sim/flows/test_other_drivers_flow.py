@@ -9,6 +9,7 @@ import pytest
 
 from dra_driver.api.resource import RESOURCE_SLICES
 from dra_driver.cli import status
+from dra_driver.cli.overview.report import overview_text
 from dra_driver.sim.cluster import EmbeddedCluster
 from dra_driver.sim.cluster_config import NodeConfig
 
@@ -56,7 +57,7 @@ def test_running_pods_outlive_the_withdrawal_and_people_are_told_everywhere() ->
         look = await status.look(cluster.api, cluster.config.drivers)
         (note,) = [n for n in look.notes if "OtherDriverPresent" in n]
         assert OTHER in note
-        assert note in status._text(look, "table")
+        assert note in overview_text(look, "table")
         await support.end_users(cluster, node)
         # An admin knows better.
         await support.add_policy(cluster, "network-only", besideOtherDriver="publish")

@@ -119,7 +119,7 @@ def test_a_workload_is_explained_by_the_claims_of_its_pods() -> None:
         claims("deploy/train")
 
 
-@pytest.mark.parametrize("text", ["train", "node/x", "pod/", "pod/a/b"])
+@pytest.mark.parametrize("text", ["train", "secret/x", "pod/", "pod/a/b", "device/n1"])
 def test_what_is_no_kind_and_name_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="KIND/NAME is wanted, such as pod/NAME"):
         parse_target(text)

@@ -31,6 +31,7 @@ from dra_driver.cli.display.report import Line
 from dra_driver.cli.explaining.targets import parse_target
 from dra_driver.cli.live import showing
 from dra_driver.cli.live.reading import Informers, Lister, Source
+from dra_driver.cli.overview.report import overview_data, overview_text
 from dra_driver.cli.overview.rows import Memory, fold_notes
 from dra_driver.errors import Forbidden, InvalidInput
 from dra_driver.fleet import (
@@ -169,10 +170,10 @@ def test_claims_that_wait_say_why() -> None:
 
 def test_the_table_and_the_data_say_the_same() -> None:
     fleet = asyncio.run(status.look(cluster(), [DRIVER]))
-    table = status._text(fleet, "table")
+    table = overview_text(fleet, "table")
     assert "6 devices on 1 of 1 nodes: 1 unhealthy, 1 shared, 1 allocated, 1 blocked, 2 free" in table
     assert "PublishedInPart: left out: x" in table
-    data = json.loads(status._text(fleet, "json"))
+    data = json.loads(overview_text(fleet, "json"))
     assert sum(r["total"] for r in data["devices"]) == 6
     assert data["waiting"][-1]["reason"] == "too little memory"
 
@@ -185,11 +186,11 @@ def test_it_is_said_for_which_pod_devices_are_set_aside() -> None:
         conditions = [{**condition, "lastTransitionTime": since}]
         fake.edit(PODS, name, {"status": {"conditions": conditions}}, "ns")
     fleet = asyncio.run(status.look(fake, [DRIVER]))
-    lines = status._text(fleet, "table").splitlines()
+    lines = overview_text(fleet, "table").splitlines()
     header = next(i for i, line in enumerate(lines) if line.startswith("SET ASIDE FOR POD"))
     assert lines[header + 1].split(maxsplit=2) == ["ns/p", since, text]
     assert "ns/q" not in lines[header + 2 :]
-    data = json.loads(status._text(fleet, "json"))
+    data = json.loads(overview_text(fleet, "json"))
     assert data["setAside"] == [{"pod": "ns/p", "since": since, "devices": text}]
 
 
@@ -202,11 +203,11 @@ def test_it_is_said_for_which_pods_others_are_preempted_and_would_be() -> None:
         conditions = [{**condition, "reason": reason, "lastTransitionTime": since}]
         fake.edit(PODS, name, {"status": {"conditions": conditions}}, "ns")
     fleet = asyncio.run(status.look(fake, [DRIVER]))
-    lines = status._text(fleet, "table").splitlines()
+    lines = overview_text(fleet, "table").splitlines()
     header = next(i for i, line in enumerate(lines) if line.startswith("PREEMPTOR"))
     assert lines[header + 1].split(maxsplit=3) == ["ns/p", "Preempting", since, "ns/q, 1 gone"]
     assert lines[header + 2].split(maxsplit=3)[:2] == ["ns/q", "WouldPreempt"]
-    data = json.loads(status._text(fleet, "json"))["preemptions"][0]
+    data = json.loads(overview_text(fleet, "json"))["preemptions"][0]
     wanted = {"pod": "ns/p", "state": "Preempting", "since": since, "victims": ["ns/q"], "gone": 1}
     assert data == wanted
     assert not asyncio.run(status.look(fake, [DRIVER], namespace="other")).preemptions
@@ -235,7 +236,7 @@ def test_models_can_be_summed_over_nodes() -> None:
     fleet = asyncio.run(status.look(cluster(), [DRIVER], by="model"))
     found = [(r.node, r.model, r.type, r.total) for r in fleet.rows]
     assert found == [("", "A", "gpu", 4), ("", "A", "mig", 2)]
-    assert "\n\nMODEL   TYPE" in status._text(fleet, "table")
+    assert "\n\nMODEL   TYPE" in overview_text(fleet, "table")
 
 
 def test_shapes_are_counted_beside_what_the_free_devices_suggest() -> None:
@@ -250,10 +251,10 @@ def test_shapes_are_counted_beside_what_the_free_devices_suggest() -> None:
     spec = {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu", "count": 2}}]}}
     shapes = parse_shapes([f"pair={json.dumps(spec)}", "none=missing.example.com"], DRIVER)
     found = asyncio.run(status.look(fake, (DRIVER,), shapes=shapes))
-    pair, none = status._data(found)["shapes"]
+    pair, none = overview_data(found)["shapes"]
     assert pair == {"shape": "pair", "fits": 1, "exact": True, "suggested": 1, "fragmentation": 0.0}
     assert "'missing.example.com' does not exist" in none["problem"]
-    assert "SUM OF FREE SUGGESTS" in status._text(found, "table")
+    assert "SUM OF FREE SUGGESTS" in overview_text(found, "table")
 
 
 def test_without_shapes_those_of_the_installation_are_counted() -> None:
@@ -279,31 +280,31 @@ def test_memory_and_its_use_are_told_and_states_without_devices_are_left_out() -
         fake.put(RESOURCE_SLICES, body)
     put_claim(fake, "held", "gpu-0")
     fleet = asyncio.run(status.look(fake, [DRIVER]))
-    table = status._text(fleet, "table")
+    table = overview_text(fleet, "table")
     assert "80/160Gi" in table
     assert "33% of the memory is allocated: 80Gi of 240Gi" in table
     assert "UNHEALTHY" not in table.split("\n", maxsplit=1)[0]
-    (row,) = json.loads(status._text(fleet, "json"))["namespaces"]
+    (row,) = json.loads(overview_text(fleet, "json"))["namespaces"]
     assert (row["namespace"], row["devices"], row["memoryBytes"]) == ("ns", 1, 80 << 30)
     one = asyncio.run(status.look(fake, [DRIVER], nodes=["n2", "x*"]))
-    assert "2 devices on 1 of 1 nodes: 2 free" in status._text(one, "table")
+    assert "2 devices on 1 of 1 nodes: 2 free" in overview_text(one, "table")
 
 
 def test_busy_devices_are_counted_where_nodes_report_activity() -> None:
     fake = cluster()
-    assert "BUSY" not in status._text(asyncio.run(status.look(fake, [DRIVER])), "table")
+    assert "BUSY" not in overview_text(asyncio.run(status.look(fake, [DRIVER])), "table")
     fake.edit(
         DEVICE_INVENTORIES,
         f"n1.{DRIVER}",
         {"status": {"activity": {"busy": ["gpu-3"], "idle": ["gpu-1", "gpu-2"]}}},
     )
     fleet = asyncio.run(status.look(fake, [DRIVER], by="model"))
-    table = status._text(fleet, "table").splitlines()
+    table = overview_text(fleet, "table").splitlines()
     (header,) = (i for i, line in enumerate(table) if "BUSY" in line)
     at = table[header].index("BUSY")
     assert [line[at:].split()[0] for line in table[header + 1 : header + 3]] == ["1", "-"]
     assert "1 of the 3 devices that report activity are busy; 1 of the idle ones is allocated" in table
-    row = json.loads(status._text(fleet, "json"))["devices"][0]
+    row = json.loads(overview_text(fleet, "json"))["devices"][0]
     assert (row["busy"], row["idle"], row["idleAllocated"]) == (1, 2, 1)
 
 
@@ -322,7 +323,7 @@ def test_equal_reasons_and_notes_are_said_once() -> None:
     fake = FakeClient()
     for i in range(5):
         put_claim(fake, f"c{i}")
-    text = status._text(asyncio.run(status.look(fake, [DRIVER])), "table")
+    text = overview_text(asyncio.run(status.look(fake, [DRIVER])), "table")
     assert "ns/c0, ns/c1, ns/c2 and 2 more   -      no pod uses it" in text
     views = [PoolView(DRIVER, f"n{i}", f"n{i}", notes=("left out: x",)) for i in range(4)]
     assert fold_notes(views) == [f"n0, n1, n2 and 1 more ({DRIVER}): left out: x"]
@@ -423,7 +424,7 @@ def test_it_is_said_whether_devices_are_granted_and_why_not() -> None:
             CONFIG_MAPS, {"metadata": {"name": GRANT_STATUS, "namespace": SYSTEM_NAMESPACE}, "data": data}
         )
         found = asyncio.run(status.look(fake, [DRIVER], namespace=namespace))
-        return status._text(found, "table"), json.loads(status._text(found, "json"))["grants"]
+        return overview_text(found, "table"), json.loads(overview_text(found, "json"))["grants"]
 
     def data(**changes: Any) -> dict[str, str]:
         return grants_data(GrantsShown(**changes))
@@ -442,8 +443,8 @@ def test_it_is_said_whether_devices_are_granted_and_why_not() -> None:
     for unreadable in ({}, {"grants": "{"}, {"grants": "[" * 100_000}):
         assert looked(unreadable)[1] is None
     without = asyncio.run(status.look(cluster(), [DRIVER]))
-    assert json.loads(status._text(without, "json"))["grants"]["enabled"] is False
-    assert "granted" not in status._text(without, "table")
+    assert json.loads(overview_text(without, "json"))["grants"]["enabled"] is False
+    assert "granted" not in overview_text(without, "table")
 
 
 def test_objects_that_cannot_be_read_are_named() -> None:

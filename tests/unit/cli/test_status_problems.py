@@ -19,6 +19,7 @@ from dra_driver.cli import status
 from dra_driver.cli.live.reading import Lister
 from dra_driver.cli.main import main
 from dra_driver.cli.overview.problems import problem_blocks
+from dra_driver.cli.overview.report import overview_text
 from dra_driver.errors import Forbidden
 from dra_driver.fleet import Problem
 from dra_driver.kube import LEASES, SystemClock
@@ -96,10 +97,10 @@ def kinds(fake: FakeClient, **more: Any) -> list[str]:
 def test_they_come_first_in_the_report_and_in_the_data() -> None:
     overview = asyncio.run(status.look(cluster(), [DRIVER]))
     assert [p.kind for p in overview.problems] == ["ControllerMissing", "AgentGone"]
-    assert status._text(overview, "table").startswith(
+    assert overview_text(overview, "table").startswith(
         "2 problems\ncontroller: has never run in namespace dra-driver"
     )
-    data = json.loads(status._text(overview, "json"))
+    data = json.loads(overview_text(overview, "json"))
     assert next(iter(data)) == "problems"
     assert data["problems"][1] == {
         "kind": "AgentGone",
@@ -144,10 +145,7 @@ def test_a_right_that_is_missing_is_said_and_no_problem() -> None:
 
     async def look() -> tuple[list[str], list[str]]:
         lister = Lister(fake)
-        question = await status._question(
-            fake, [DRIVER], by="node", shapes=(), system="dra-driver", nodes=(), namespace=""
-        )
-        overview = await status._look(lister, question)
+        overview = await status.overview_of(lister, fake, nodes=())
         return [p.kind for p in overview.problems], lister.notes
 
     found, notes = asyncio.run(look())
