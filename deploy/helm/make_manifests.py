@@ -16,6 +16,10 @@ from pathlib import Path
 
 import yaml
 
+from dra_driver.discovery.built_in import ARGUMENTS
+from dra_driver.discovery.simulated.profile import built_in_profiles
+from dra_driver.fleet.request_shapes import FORM, WORDS
+
 HERE = Path(__file__).resolve().parent
 CHART = HERE / "dra-driver"
 ROOT = HERE.parents[1]
@@ -149,6 +153,17 @@ def manifests(helm: str) -> Iterator[tuple[Path, str]]:
         yield ROOT / "deploy" / name, head + HEADS.get(name, "") + plain(made)
     for crd in sorted((ROOT / "deploy" / "manifests" / "crds").glob("*.yaml")):
         yield CHART / "files" / "crds" / crd.name, crd.read_text(encoding="utf-8")
+    yield CHART / "files" / "checks.yaml", checks()
+
+
+def checks() -> str:
+    """What the driver's programs refuse at start, for the chart, which refuses it before."""
+    known = {
+        "backends": {name: list(arguments) for name, arguments in ARGUMENTS.items()},
+        "profiles": list(built_in_profiles()),
+        "shapes": {"form": FORM, "words": f"^\\s*{WORDS}\\s*$"},
+    }
+    return "# Made by `make manifests` from the driver's own checks.\n" + yaml.safe_dump(known, width=1000)
 
 
 def main(arguments: Sequence[str]) -> int:

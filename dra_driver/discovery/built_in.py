@@ -13,7 +13,7 @@ from typing import Final
 from dra_driver.errors import ConfigurationError
 from dra_driver.ports import DeviceBackend
 
-__all__ = ["BUILT_IN", "BuiltIn", "Roots"]
+__all__ = ["ARGUMENTS", "BUILT_IN", "BuiltIn", "Roots"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +39,34 @@ class Roots:
 BuiltIn = Callable[[str, Roots, str], DeviceBackend]
 
 
+ARGUMENTS: Final[Mapping[str, Mapping[str, str]]] = {
+    "nvml": {"mig": "to publish the MIG devices that exist"},
+    "amdgpu": {},
+    "intel": {"integrated": "to include GPUs that are parts of a processor"},
+    "rdma": {"umad": "to give containers access to the subnet manager"},
+}
+"""The arguments of backends that take no name and no path, and what for; the chart knows them from here."""
+
+
+def _check(name: str, arg: str) -> None:
+    """Check the argument of such a backend."""
+    known = ARGUMENTS[name]
+    if not arg or arg in known:
+        return
+    allowed = [f"--backend {name}={one} {why}" for one, why in known.items()]
+    if not allowed:
+        raise ConfigurationError(
+            f"--backend {name}={arg[:80]}: {name} takes no argument; allowed is --backend {name}"
+        )
+    raise ConfigurationError(
+        f"--backend {name}={arg[:80]}: allowed are {', and '.join([f'--backend {name}', *allowed])}"
+    )
+
+
 def _nvml(arg: str, roots: Roots, node_name: str) -> DeviceBackend:
     from dra_driver.discovery.nvidia.backend import NvmlBackend
 
-    if arg not in ("", "mig"):
-        raise ConfigurationError(
-            f"--backend nvml={arg[:80]}: allowed are --backend nvml, and --backend nvml=mig to publish the "
-            "MIG devices that exist"
-        )
+    _check("nvml", arg)
     whole = NvmlBackend(
         sysfs_root=roots.sysfs,
         dev_root=roots.dev,
@@ -73,39 +93,24 @@ def _simulated(arg: str, roots: Roots, node_name: str) -> DeviceBackend:
     return SimulatedBackend(arg, seed=node_name)
 
 
-def _no_argument(name: str, arg: str) -> None:
-    if arg:
-        raise ConfigurationError(
-            f"--backend {name}={arg[:80]}: {name} takes no argument; allowed is --backend {name}"
-        )
-
-
 def _amdgpu(arg: str, roots: Roots, node_name: str) -> DeviceBackend:
     from dra_driver.discovery.amd.backend import AmdGpuBackend
 
-    _no_argument("amdgpu", arg)
+    _check("amdgpu", arg)
     return AmdGpuBackend(sysfs_root=roots.sysfs, dev_root=roots.dev)
 
 
 def _intel(arg: str, roots: Roots, node_name: str) -> DeviceBackend:
     from dra_driver.discovery.intel.backend import IntelGpuBackend
 
-    if arg not in ("", "integrated"):
-        raise ConfigurationError(
-            f"--backend intel={arg[:80]}: allowed are --backend intel, and --backend intel=integrated to "
-            "include GPUs that are parts of a processor"
-        )
+    _check("intel", arg)
     return IntelGpuBackend(sysfs_root=roots.sysfs, dev_root=roots.dev, integrated=bool(arg))
 
 
 def _rdma(arg: str, roots: Roots, node_name: str) -> DeviceBackend:
     from dra_driver.discovery.rdma.backend import RdmaBackend
 
-    if arg not in ("", "umad"):
-        raise ConfigurationError(
-            f"--backend rdma={arg[:80]}: allowed are --backend rdma, and --backend rdma=umad to give "
-            "containers access to the subnet manager"
-        )
+    _check("rdma", arg)
     return RdmaBackend(sysfs_root=roots.sysfs, dev_root=roots.dev, umad=bool(arg))
 
 

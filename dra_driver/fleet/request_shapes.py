@@ -31,7 +31,7 @@ from dra_driver.api.resource import (
 )
 from dra_driver.errors import ConfigurationError, DecodeError, InvalidInput
 
-__all__ = ["RequestShape", "parse_shapes"]
+__all__ = ["FORM", "WORDS", "RequestShape", "parse_shapes"]
 
 MAX_SHAPES: Final = 32
 """Each is a series of metrics, and work."""
@@ -43,7 +43,16 @@ _ATTRIBUTE: Final = re.compile(r"([-.a-z0-9]+/)?[A-Za-z_][A-Za-z0-9_]{0,31}")
 _VALUE: Final = re.compile(r"[-+._a-zA-Z0-9]{1,64}")
 _WHOLE: Final = "gpu"
 _STANDARD: Final = {"numaNode": names.NUMA_NODE, "pcieRoot": names.PCIE_ROOT}
-_FORM: Final = "[COUNT] KIND [profile NAME] [model TEXT] [memory QUANTITY] [same ATTRIBUTE]"
+FORM: Final = "[COUNT] KIND [profile NAME] [model TEXT] [memory QUANTITY] [same ATTRIBUTE]"
+
+
+_AMOUNT: Final = r"[+]?([0-9]*[1-9][0-9]*([.][0-9]*)?|[0-9]*[.][0-9]*[1-9][0-9]*)"
+_SUFFIX: Final = r"([KMGTPE]i|[numkMGTPE]|[eE][-+]?[0-9]{1,2})?"
+WORDS: Final = (
+    rf"([0-9]*[1-9][0-9]*\s+)?({'|'.join(names.DEVICE_CLASSES)}|{_CLASS.pattern})"
+    rf"(\s+((profile|model)\s+{_VALUE.pattern}|memory\s+{_AMOUNT}{_SUFFIX}|same\s+{_ATTRIBUTE.pattern}))*"
+)
+"""The words of a shape as a regular expression, for the chart, which has no parser."""
 
 
 class RequestShape(msgspec.Struct, frozen=True):
@@ -113,7 +122,7 @@ def _shape(name: str, text: str, driver: str) -> RequestShape:
             "both ends; give one as NAME=…"
         )
     if not text:
-        findings.append(f"says nothing; write {_FORM}, or a ResourceClaimSpec in JSON")
+        findings.append(f"says nothing; write {FORM}, or a ResourceClaimSpec in JSON")
     elif len(text) > _LONGEST:
         findings.append(f"is longer than {_LONGEST} characters")
     else:
@@ -152,7 +161,7 @@ def _spec_of_words(text: str, driver: str) -> ResourceClaimSpec:
     else:
         known = ", ".join(names.DEVICE_CLASSES)
         findings.append(
-            f"KIND {kind!r}: must be {known} or the name of a DeviceClass with a dot; the form is {_FORM}"
+            f"KIND {kind!r}: must be {known} or the name of a DeviceClass with a dot; the form is {FORM}"
         )
         class_name = ""
     request: dict[str, Any] = {"deviceClassName": class_name, "allocationMode": "ExactCount", "count": count}

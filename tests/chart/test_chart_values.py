@@ -43,6 +43,60 @@ VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
         ({"image": {"digest": "latest"}}, "image.digest"),
         ({"driverName": "GPU"}, "driverName: GPU is no DNS name in lower case with a dot"),
         ({"kubeletPlugin": {"backends": ["=x"]}}, "=x is no backend: expected NAME or NAME=ARGUMENT"),
+        *(
+            ({"kubeletPlugin": {"backends": [backend]}}, f"kubeletPlugin.backends: {backend}: {said}")
+            for backend, said in (
+                (
+                    "nvidia",
+                    "there is no such backend; allowed are amdgpu, intel, intel=integrated, nvml, nvml=mig",
+                ),
+                ("acme", "there is no such backend"),
+                (
+                    "simulated=nope",
+                    "there is no such machine; allowed are simulated=PROFILE with arc, assorted",
+                ),
+                ("simulated", "there is no such machine"),
+                ("nvml=migs", "allowed are nvml, nvml=mig"),
+                ("amdgpu=x", "allowed is amdgpu"),
+                ("generic", "a file is missing; allowed is generic=PATH"),
+            )
+        ),
+        ({"kubeletPlugin": {"backends": ["nvidia"]}}, "(the one for nvidia is nvml)"),
+        (
+            {"extraDrivers": [{"name": "a", "driverName": "a.example.com", "backends": ["simulated=nope"]}]},
+            "extraDrivers[0].backends: simulated=nope: there is no such machine",
+        ),
+        (
+            {"rdma": {"enabled": True}, "kubeletPlugin": {"backends": ["nvml", "rdma=umad"]}},
+            'rdma.enabled publishes them already, leave rdma out of ["nvml","rdma=umad"]',
+        ),
+        *(
+            ({"controller": {"shapes": {"big": shape}}}, f"controller.shapes.big: {said}")
+            for shape, said in (
+                ("8 gpuu", "8 gpuu is not understood; expected [COUNT] KIND [profile NAME]"),
+                ("gpu memory lots", "gpu memory lots is not understood"),
+                ("gpu same", "gpu same is not understood"),
+                ("33 gpu", "33 gpu asks for 33 devices; a claim can have 32"),
+                ("gpu model A model B", "gpu model A model B: model is given twice"),
+                ("{devices", "{devices is no JSON"),
+                ("{}", "asks for nothing: devices.requests is empty"),
+                ({"devices": {}}, "asks for nothing: devices.requests is empty"),
+                (
+                    {"devices": {"requests": [{"name": "r", "exactly": {"allocationMode": "All"}}]}},
+                    "request r: allocationMode All; only numbers of devices can be counted",
+                ),
+            )
+        ),
+        (
+            {
+                "controller": {"enabled": False, "shapes": {"a": "gpu"}},
+                "publish": "node",
+                "allocator": "scheduler",
+            },
+            "controller.shapes: controller.enabled is false, so that nothing counts them",
+        ),
+        ({"controller": {"web": True, "port": 8090}}, "controller.port: 8090 is the port of the page"),
+        ({"webhooks": {"clientNames": ["x"]}}, "webhooks.clientNames: needs webhooks.clientCA"),
         (
             {
                 "admissionPolicies": {"gateNamespaces": "labelled"},

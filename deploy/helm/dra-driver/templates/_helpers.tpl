@@ -52,6 +52,72 @@ has({{ . }}.tolerations) && {{ . }}.tolerations.exists(t,
 {{- toJson $names -}}
 {{- end }}
 
+{{/* What is wrong with a backend, or nothing: include "dra-driver.backendProblem" (list . "simulated=mixed" true); the last argument: whether it must be one that comes with the driver. */}}
+{{- define "dra-driver.backendProblem" -}}
+{{- $known := (index . 0).Files.Get "files/checks.yaml" | fromYaml -}}
+{{- $name := first (splitList "=" (index . 1)) -}}
+{{- $argument := trimPrefix "=" (trimPrefix $name (index . 1)) -}}
+{{- if eq $name "simulated" -}}
+{{- if not (or (has $argument $known.profiles) (contains "/" $argument) (hasSuffix ".yaml" $argument) (hasSuffix ".yml" $argument)) -}}
+there is no such machine; allowed are simulated=PROFILE with {{ join ", " $known.profiles }}, or simulated=PATH of a YAML file in the container
+{{- end -}}
+{{- else if eq $name "generic" -}}
+{{- if not $argument }}a file is missing; allowed is generic=PATH of a YAML file in the container{{ end -}}
+{{- else if hasKey $known.backends $name -}}
+{{- $arguments := get $known.backends $name -}}
+{{- if and (contains "=" (index . 1)) (not (has $argument $arguments)) -}}
+allowed {{ if $arguments }}are{{ else }}is{{ end }} {{ $name }}{{ range $arguments }}, {{ $name }}={{ . }}{{ end }}
+{{- end -}}
+{{- else if index . 2 -}}
+there is no such backend; allowed are {{ range $it, $arguments := $known.backends }}{{ $it }}, {{ range $arguments }}{{ $it }}={{ . }}, {{ end }}{{ end }}generic=PATH, simulated=PROFILE
+{{- with get (dict "nvidia" "nvml" "amd" "amdgpu" "mellanox" "rdma") $name }} (the one for {{ $name }} is {{ . }}){{ end }}. A backend of another package is an entry of extraDrivers
+{{- end -}}
+{{- end }}
+
+{{/* Shapes that the controller would not count: include "dra-driver.checkShapes" . */}}
+{{- define "dra-driver.checkShapes" -}}
+{{- $form := (.Files.Get "files/checks.yaml" | fromYaml).shapes -}}
+{{- range $name, $shape := .Values.controller.shapes -}}
+{{- $place := printf "controller.shapes.%s" $name -}}
+{{- $spec := $shape -}}
+{{- if kindIs "string" $shape -}}
+{{- if hasPrefix "{" (trim $shape) -}}
+{{- $spec = fromJson $shape -}}
+{{- if hasKey $spec "Error" -}}{{- fail (printf "%s: %s is no JSON: %s" $place $shape $spec.Error) -}}{{- end -}}
+{{- else if not (regexMatch $form.words $shape) -}}
+{{- fail (printf "%s: %s is not understood; expected %s, such as 8 gpu same nvlinkGroup, or a ResourceClaimSpec" $place $shape $form.form) -}}
+{{- else -}}
+{{- $words := splitList " " (regexReplaceAll "\\s+" (trim $shape) " ") -}}
+{{- if regexMatch "^[0-9]+$" (first $words) -}}
+{{- if or (gt (len (first $words)) 6) (gt (atoi (first $words)) 32) -}}{{- fail (printf "%s: %s asks for %s devices; a claim can have 32" $place $shape (first $words)) -}}{{- end -}}
+{{- $words = rest $words -}}
+{{- end -}}
+{{- $seen := dict -}}
+{{- range $i, $word := rest $words -}}
+{{- if and (eq (mod $i 2) 0) (ne $word "same") -}}
+{{- if hasKey $seen $word -}}{{- fail (printf "%s: %s: %s is given twice" $place $shape $word) -}}{{- end -}}
+{{- $_ := set $seen $word true -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if kindIs "map" $spec -}}
+{{- $devices := get $spec "devices" -}}
+{{- $requests := ternary (get (default dict $devices) "requests") nil (or (not $devices) (kindIs "map" $devices)) -}}
+{{- if not (and (kindIs "slice" $requests) $requests) -}}
+{{- fail (printf "%s: asks for nothing: devices.requests is empty; expected a ResourceClaimSpec, or the words %s" $place $form.form) -}}
+{{- end -}}
+{{- range $request := $requests -}}
+{{- range $part := append (default list $request.firstAvailable) (default dict $request.exactly) -}}
+{{- if not (has (default "ExactCount" $part.allocationMode) (list "ExactCount")) -}}
+{{- fail (printf "%s: request %s: allocationMode %s; only numbers of devices can be counted (ExactCount)" $place (default "" $request.name) $part.allocationMode) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
 {{/* Values that contradict each other; included once, by the controller's template. */}}
 {{- define "dra-driver.check" -}}
 {{- $named := dict -}}
@@ -123,10 +189,26 @@ has({{ . }}.tolerations) && {{ . }}.tolerations.exists(t,
 {{- if and (has "*" $plugin.passthrough.classNamespaces) (gt (len $plugin.passthrough.classNamespaces) 1) -}}
 {{- fail "kubeletPlugin.passthrough.classNamespaces: * stands for every namespace; name it alone" -}}
 {{- end -}}
-{{- range $plugin.backends -}}
-{{- if not (regexMatch "^[A-Za-z0-9][A-Za-z0-9._-]*(=.+)?$" .) -}}
-{{- fail (printf "kubeletPlugin.backends: %s is no backend: expected NAME or NAME=ARGUMENT, such as nvml or simulated=mixed" .) -}}
+{{- range $backend := $plugin.backends -}}
+{{- if not (regexMatch "^[A-Za-z0-9][A-Za-z0-9._-]*(=.+)?$" $backend) -}}
+{{- fail (printf "kubeletPlugin.backends: %s is no backend: expected NAME or NAME=ARGUMENT, such as nvml or simulated=mixed" $backend) -}}
 {{- end -}}
+{{- with include "dra-driver.backendProblem" (list $ $backend true) -}}
+{{- fail (printf "kubeletPlugin.backends: %s: %s" $backend .) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.rdma.enabled (include "dra-driver.uses" (list . "rdma")) -}}
+{{- fail (printf "kubeletPlugin.backends: rdma would publish the NICs a second time, as devices of %s; rdma.enabled publishes them already, leave rdma out of %s" .Values.driverName ($plugin.backends | toJson)) -}}
+{{- end -}}
+{{- include "dra-driver.checkShapes" . -}}
+{{- if and .Values.controller.shapes (not .Values.controller.enabled) -}}
+{{- fail "controller.shapes: controller.enabled is false, so that nothing counts them; leave shapes out" -}}
+{{- end -}}
+{{- if and .Values.controller.web (eq (toString .Values.controller.port) (include "dra-driver.webPort" .)) -}}
+{{- fail (printf "controller.port: %s is the port of the page (controller.web); choose another one, such as 8080" (toString .Values.controller.port)) -}}
+{{- end -}}
+{{- if and .Values.webhooks.clientNames (not .Values.webhooks.clientCA) -}}
+{{- fail "webhooks.clientNames: needs webhooks.clientCA, by which names are proved" -}}
 {{- end -}}
 {{- $surges := not (has (toString $plugin.maxSurge) (list "0" "0%")) -}}
 {{- $misses := not (has (toString $plugin.maxUnavailable) (list "0" "0%")) -}}
@@ -151,6 +233,11 @@ has({{ . }}.tolerations) && {{ . }}.tolerations.exists(t,
 {{- fail (printf "extraDrivers[%d].name: %s is taken; the DaemonSet dra-driver-%s-plugin is another driver's" $i $it.name $it.name) -}}
 {{- end -}}
 {{- $_ := set $components $it.name true -}}
+{{- range $backend := $it.backends -}}
+{{- with include "dra-driver.backendProblem" (list $ $backend false) -}}
+{{- fail (printf "extraDrivers[%d].backends: %s: %s" $i $backend .) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- range $class := .Values.admissionPolicies.tolerantClasses -}}
 {{- range $driver := include "dra-driver.names" $ | fromJsonArray -}}
