@@ -117,13 +117,26 @@ def open_backend(
         )
     factory = _loaded(spec, entry)
     try:
-        return factory(arg, sysfs_root=sysfs_root, dev_root=dev_root, node_name=node_name)
+        made = factory(arg, sysfs_root=sysfs_root, dev_root=dev_root, node_name=node_name)
+        if lacking := _lacking(made):
+            raise ConfigurationError(
+                f"--backend {spec[:80]}: what {entry.value} makes ({type(made).__name__}) is no "
+                f"DeviceBackend: it lacks {', '.join(lacking)}"
+            )
+        return made
     except DraError:
         raise
     except Exception as e:
         raise ConfigurationError(
             f"--backend {spec[:80]}: {entry.value} makes no backend: {type(e).__name__}: {e}"
         ) from e
+
+
+def _lacking(made: object) -> list[str]:
+    """Return which parts of a ``DeviceBackend`` an object lacks."""
+    name = getattr(made, "name", None)
+    lacking = [] if isinstance(name, str) and name else ["name (a text)"]
+    return lacking + [f"{m}()" for m in ("discover", "close") if not callable(getattr(made, m, None))]
 
 
 def demo_spec(spec: str, folder: Path) -> str:

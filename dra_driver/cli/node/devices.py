@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import re
 import sys
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -17,12 +19,15 @@ from dra_driver.api.own.inventory import InventoryDevice
 from dra_driver.api.resource import DeviceAttribute
 from dra_driver.cli import common
 from dra_driver.cli.display.progress import shown_if_long
+from dra_driver.cli.display.report import printable
 from dra_driver.discovery import LastKnownGood
 from dra_driver.ports import DeviceBackend
 
 __all__ = ["add_arguments", "run"]
 
 _CLOSE_SECONDS: Final = 5.0
+# A DNS label.
+_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,9 +99,27 @@ def run(args: argparse.Namespace) -> int:
         # stdout has nothing but the data, so that a program can read it.
         stream = sys.stdout if args.output == "table" else sys.stderr
         print("No devices were found. Looked for:", *(f"  {line}" for line in lines), sep="\n", file=stream)
-    for report in broken:
-        print(f"dra-driver devices: {report.message}", file=sys.stderr)
-    return 1 if broken else 0
+    errors = [report.message for report in broken] + _wrong_names(devices)
+    for error in errors:
+        print(printable(f"dra-driver devices: {error}"), file=sys.stderr)
+    return 1 if errors else 0
+
+
+def _wrong_names(devices: Sequence[InventoryDevice]) -> list[str]:
+    """Return what is wrong with the names of devices, as a new backend may have them."""
+    numbers = Counter(device.name for device in devices)
+    found = [
+        f"device {name[:80]!r}: not a name of a device; expected at most 63 lower-case letters, digits and "
+        "'-', with a letter or digit at both ends"
+        for name in numbers
+        if not _NAME.fullmatch(name)
+    ]
+    found += [
+        f"device {name[:80]!r}: {number} devices have this name; names must be different on a node"
+        for name, number in numbers.items()
+        if number > 1
+    ]
+    return found
 
 
 def _close(backend: DeviceBackend) -> None:

@@ -99,6 +99,49 @@ def test_a_third_party_that_cannot_be_loaded_is_named(
         open_backend("acme")
 
 
+@pytest.mark.parametrize(
+    ("code", "lacking"),
+    [
+        (THIRD_PARTY.replace("def close(self): pass", ""), "close()"),
+        (THIRD_PARTY.replace('name = "acme"', "name = None"), "name (a text)"),
+        (THIRD_PARTY.replace("return Backend(arg)", "return None"), "name (a text), discover(), close()"),
+    ],
+)
+def test_what_is_no_backend_is_refused_with_what_it_lacks(
+    code: str, lacking: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = f"acme_{len(lacking)}"
+    install(tmp_path, module, code, f"{module} = {module}:factory")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigurationError) as caught:
+        open_backend(module)
+    assert str(caught.value).endswith(f" is no DeviceBackend: it lacks {lacking}")
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ('["a", "a"]', "device 'a': 2 devices have this name"),
+        ('["A_b"]', "device 'A_b': not a name of a device"),
+        ('["x" * 64]', "not a name of a device"),
+        ('["a\\x1b[2J"]', "not a name of a device"),
+    ],
+)
+def test_devices_refuses_names_that_the_api_would_refuse(
+    names: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = f"[DiscoveredDevice(InventoryDevice(name=n), uuid=str(i)) for i, n in enumerate({names})]"
+    one = '[DiscoveredDevice(InventoryDevice(name="acme-" + self.arg), uuid="u")]'
+    code = THIRD_PARTY.replace(one, found)
+    module = f"acme_names_{abs(hash(names))}"
+    install(tmp_path, module, code, f"{module} = {module}:factory")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main.main(["devices", "--backend", module]) == 1
+    err = capsys.readouterr().err
+    assert said in err
+    assert "\x1b" not in err
+
+
 def test_a_backend_says_that_its_devices_do_not_exist(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
