@@ -70,14 +70,13 @@ COMMANDS = {
     "version": ("version", "the versions of the driver and of Python, and the Kubernetes API in use"),
 }
 
-# How --help groups them.
+# How --help groups them; what only developers of the driver need is not listed.
 GROUPS = {
     "ask a cluster": ("status", "explain", "plan", "cel"),
     "try without a cluster": ("demo", "allocate", "simulate"),
     "look at this machine": ("devices", "cdi"),
     "set up a cluster": ("certificates",),
     "run a part of the driver": ("controller", "kubelet-plugin"),
-    "develop": ("sim", "fake-hardware", "bench"),
     "this command": ("completion", "version"),
 }
 

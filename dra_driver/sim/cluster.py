@@ -406,6 +406,11 @@ class EmbeddedCluster:
         if self._failures:
             raise ClusterFailed("\n".join(self._failures))
 
+    @property
+    def failures(self) -> Sequence[str]:
+        """What ``check`` complains about, in the order in which it happened."""
+        return tuple(self._failures)
+
     async def wait_for(
         self, what: str, condition: Callable[[], Awaitable[T | None]], seconds: float = 120.0
     ) -> T:

@@ -80,6 +80,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="run each example's container with runc, crun or podman (needs root)",
     )
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="also show a table of what each container sees"
+    )
     common.add_output_argument(parser)
 
 
@@ -157,6 +160,7 @@ def demo_options(args: argparse.Namespace, folder: Path) -> DemoOptions:
         faults=assets.read_plan(args.faults, "--faults") if args.faults is not None else None,
         runtime=container_runtime.find_runtime() if args.runtime else None,
         backends=backends,
+        verbose=args.verbose,
     )
 
 

@@ -46,6 +46,7 @@ class DemoOptions:
         web: port of the page, which the controller serves on loopback; 0: it is not served.
         runtime: runs each example's container; if None, none is run.
         backends: further backends of the node agents, each with a pod that asks for one of its devices.
+        verbose: whether a table shows what each container sees.
     """
 
     cluster: ClusterConfig
@@ -55,6 +56,7 @@ class DemoOptions:
     web: int = 0
     runtime: container_runtime.ContainerRuntime | None = None
     backends: Sequence[FurtherBackend] = ()
+    verbose: bool = False
 
 
 @dataclass(slots=True)
@@ -124,6 +126,10 @@ class Demo:
         self._publish(good)
         self._step("everything is stopped")
         self._print("The demo succeeded." if good else "The demo FAILED: see above.")
+        if good and self.publish is None:
+            self._print(
+                "Next: dra-driver demo --keep leaves the cluster to you; -v shows what containers see."
+            )
         return 0 if good else 1
 
     # --- phases ---------------------------------------------------------------------------------------------
@@ -186,8 +192,9 @@ class Demo:
     def _report(self, cluster: EmbeddedCluster, outcomes: Sequence[Outcome]) -> bool:
         if self.publish is None:
             self._print()
-            self._print(demo_report.table(outcomes, self._width()))
-            self._print()
+            if self.options.verbose:
+                self._print(demo_report.table(outcomes, self._width()))
+                self._print()
         findings = [f"{o.example.key}: {f}" for o in outcomes for f in example_checks.verify(o, outcomes)]
         findings += example_checks.twice_allocated(outcomes)
         # Which nodes a further backend's devices have, nobody else knows.
@@ -244,8 +251,12 @@ class Demo:
         if self.options.web:
             self._print(f"The page: http://127.0.0.1:{self.options.web}/")
         self.kept = 0 if good else 1
+        reported = 0
         while True:
-            cluster.check()
+            # Whoever ends a part wants to see what the others make of it.
+            for failure in cluster.failures[reported:]:
+                self._step(f"the cluster stays without a part of it: {failure}")
+                reported += 1
             await asyncio.sleep(0.5)
 
     # --- the end --------------------------------------------------------------------------------------------

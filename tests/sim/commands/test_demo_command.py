@@ -21,6 +21,7 @@ from typing import Any
 
 import forked
 import pytest
+import virtual_time
 import yaml
 
 from dra_driver import cel
@@ -204,7 +205,7 @@ def forked_demo(nodes: int = DEFAULT_NODES) -> ClusterConfig:
 @pytest.mark.sim
 def test_the_demo_succeeds_and_prints_its_table() -> None:
     out = io.StringIO()
-    demo = Demo(DemoOptions(forked_demo(), EXAMPLES), out)
+    demo = Demo(DemoOptions(forked_demo(), EXAMPLES, verbose=True), out)
     assert asyncio.run(demo.run()) == 0, out.getvalue()
     text = out.getvalue()
     assert "POD" in text
@@ -215,7 +216,34 @@ def test_the_demo_succeeds_and_prints_its_table() -> None:
     assert max(map(len, table.splitlines())) <= 100
     assert "dra-examples/unsatisfiable waits:" in text
     assert "nothing is left: no pod, no CDI file, no checkpoint entry, no allocation" in text
-    assert text.rstrip().endswith("The demo succeeded.")
+    assert "\nThe demo succeeded.\nNext: dra-driver demo --keep" in text
+
+
+class _Kept:
+    """What a kept demo needs of its cluster."""
+
+    root, kubeconfig = Path("/root-of-it"), Path("/kubeconfig")
+
+    def __init__(self) -> None:
+        self.failures: tuple[str, ...] = ()
+
+
+def test_a_kept_demo_stays_when_a_part_ends_and_says_so_once() -> None:
+    out = io.StringIO()
+    demo = Demo(DemoOptions(demo_cluster(1), EXAMPLES, keep=True), out)
+    cluster = _Kept()
+
+    async def keep() -> None:
+        kept = asyncio.create_task(demo._keep(cluster, True))  # type: ignore[arg-type]
+        await asyncio.sleep(5)
+        cluster.failures = ("plugin of node1 ended with -9",)
+        await asyncio.sleep(60)
+        assert not kept.done()
+        kept.cancel()
+        await asyncio.wait([kept])
+
+    virtual_time.run(keep())
+    assert out.getvalue().count("the cluster stays without a part of it: plugin of node1 ended with -9") == 1
 
 
 @pytest.mark.sim
