@@ -362,8 +362,8 @@ def _devices(number: int) -> str:
 
 
 def hint(exclusions: Sequence[Exclusion]) -> str:
-    """Return which name was probably meant, if it is the same for every device."""
-    hints = {e.hint for e in exclusions}
+    """Return which name was probably meant, if it is the same for every device that has one like it."""
+    hints = {e.hint for e in exclusions if e.hint}
     return next(iter(hints)) if len(hints) == 1 else ""
 
 

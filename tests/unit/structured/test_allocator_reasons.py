@@ -221,7 +221,7 @@ def test_constraints_are_named() -> None:
 def test_an_attribute_that_no_device_has_is_named_whatever_is_free(kind: str, all_alike: bool) -> None:
     """A typo, as a rule. Devices that are allocated, and shares that are gone, are not the reason.
 
-    What was meant is said if all devices have it.
+    What was meant is said whether all devices have it or only some.
     """
     model: dict[str, Any] = {"attributes": {"model": "a"}}
     shared = device("s", memory="8Gi", allowMultipleAllocations=True, **(model if all_alike else {}))
@@ -235,7 +235,7 @@ def test_an_attribute_that_no_device_has_is_named_whatever_is_free(kind: str, al
     assert {e.reason for e in refused.reasons[0].exclusions} == {ExclusionReason.ATTRIBUTE}
     assert refused.summary().endswith(
         ": n1 has 3 devices without the attribute gpu.example.com/modle, which a constraint requires"
-        + ("; did you mean `gpu.example.com/model`?" if all_alike else "")
+        "; did you mean `gpu.example.com/model`?"
     )
 
 
