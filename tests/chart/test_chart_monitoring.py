@@ -12,6 +12,7 @@ import yaml
 from chart_cases import ALL_MONITORING
 from chart_support import CHART, Chart, Object, named, of_kind
 from nonempty import nonempty
+from paths import PROJECT
 
 import controller.observe.metrics
 import kubelet_plugin.telemetry.metrics
@@ -103,6 +104,31 @@ def test_alerts_have_the_form_that_prometheus_demands(chart: Chart) -> None:
             assert one["annotations"]["summary"]
             assert re.fullmatch(r"\d+[smh]", one.get("for", "0s"))
             balanced(one["expr"], one["alert"])
+
+
+def test_every_alert_links_to_a_section_on_troubleshooting_that_exists() -> None:
+    page = (PROJECT / "docs" / "troubleshooting.md").read_text()
+    headings = re.findall(r"^#{2,} (.+)$", page, re.MULTILINE)
+    anchors = {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    for group in nonempty(ALERTS["groups"]):
+        for rule in nonempty(group["rules"]):
+            where, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+            assert where == "docs/troubleshooting.md", rule["alert"]
+            assert anchor in anchors, rule["alert"]
+
+
+def test_the_links_of_alerts_are_of_the_page_that_a_value_names(chart: Chart) -> None:
+    values = {"monitoring": {**ALL_MONITORING, "runbooks": "https://docs.example.com/gpus/"}}
+    rule = named(chart.render(values), "PrometheusRule", "dra-driver")
+    links = {r["annotations"]["runbook_url"] for g in rule["spec"]["groups"] for r in g["rules"]}
+    assert "https://docs.example.com/gpus/#a-node-agent-is-gone" in links
+    assert all(link.startswith("https://docs.example.com/gpus/#") for link in links)
+
+
+def test_parts_that_are_gone_sick_devices_and_long_waits_are_alerts() -> None:
+    names = {r["alert"] for g in ALERTS["groups"] for r in g["rules"]}
+    wanted = {"ControllerAbsent", "AgentsGone", "DeviceUnhealthy", "LongWait"}
+    assert {f"DraDriver{name}" for name in wanted} <= names
 
 
 def test_without_a_controller_nobody_misses_it(chart: Chart) -> None:
