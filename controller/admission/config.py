@@ -60,7 +60,7 @@ class AdmissionConfig:
         if not _SUBDOMAIN.fullmatch(self.secret):
             found.append(f"--admission-secret {self.secret!r}: must be a DNS name of at most 253 characters")
         if self.client_names and self.client_authorities is None:
-            found.append("--admission-client-name: needs --admission-client-ca, by which names are proved")
+            found.append("--admission-client-name: needs --admission-client-ca, which verifies the names")
         if self.url and not _is_base(self.url):
             found.append(
                 f"--admission-url {self.url!r}: must be https://HOST[:PORT][/PATH], without user, query or "

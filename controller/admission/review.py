@@ -59,8 +59,8 @@ _NOT_KNOWN_YET: Final = (
 _DRA: Final = "resource.k8s.io"
 # The node decides: which namespaces may is set there. Longer warnings are cut off by the API server.
 _BY_CLASS: Final = (
-    "passthrough is given to claims whose DeviceClass asks for it; that a claim asks suffices only where "
-    "the nodes allow it to the namespace"
+    "passthrough needs a DeviceClass that requests it; a request in the claim itself works only if the "
+    "nodes allow it for the namespace"
 )
 
 
@@ -294,7 +294,7 @@ def refuse_capacity(request: AdmissionRequest, driver: str, *, kept: bool | None
     causes: list[AdmissionCause] = []
     for path, asked in itertools.islice(_capacities(request), MAX_FINDINGS + 1):
         selector = capacity_selector(asked, driver)
-        text = f"{CAPACITY_IS_DROPPED}; ask with a CEL selector instead"
+        text = f"{CAPACITY_IS_DROPPED}; use a CEL selector instead"
         if selector and len(text) + len(selector) + 2 <= MAX_FINDING_CHARACTERS:  # a part of it would mislead
             text = f"{text}: {selector}"
         causes.append(

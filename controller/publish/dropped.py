@@ -26,8 +26,8 @@ _T = TypeVar("_T", ResourceClaim, ResourceClaimTemplate)
 _DROPPED: Final = "CapacityDropped"
 
 _HOW_TO_REFUSE: Final = (
-    "the chart value webhooks.refuseDroppedCapacity (deploy/optional/refuse-dropped-capacity.yaml) has such "
-    "requests refused"
+    "the chart value webhooks.refuseDroppedCapacity (deploy/optional/refuse-dropped-capacity.yaml) refuses "
+    "such requests"
 )
 
 

@@ -233,7 +233,8 @@ class PolicyBook:
         idle = self._without_effect(policy)
         if idle:
             text += (
-                f"; strategy and nodePolicy do nothing on {idle} of the nodes, where kube-scheduler allocates"
+                f"; strategy and nodePolicy have no effect on {idle} of the nodes, where kube-scheduler "
+                "allocates"
             )
         if problems:
             return _condition("Applied", "False", "Invalid", f"{text}; {problems}")

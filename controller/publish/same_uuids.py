@@ -74,5 +74,5 @@ class SameUuids:
             return ()
         shown = ", ".join(f"{device} (also in {other})" for device, other in sorted(found)[:_NAMED])
         more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-        text = f"devices have a UUID that another node's devices have, so one node is wrong: {shown}{more}"
-        return (text,)
+        what = "devices have the same UUIDs as devices of another node, so one of the nodes is wrong"
+        return (f"{what}: {shown}{more}",)

@@ -140,7 +140,7 @@ def _withheld(withheld: Withheld, node: str, publish_anyway: str) -> str:
         )
     return (
         f"a device plugin hands out {plugin.text} on node {node}: {whose} here are withheld, because they "
-        f"would be given away twice. Remove the device plugin from the node, or {publish_anyway}"
+        f"would be handed out twice. Remove the device plugin from the node, or {publish_anyway}"
     )
 
 
@@ -152,7 +152,7 @@ def _had(other: OtherDriver, node: str, publish_anyway: str) -> str:
         case Presence.PUBLISHES:
             return (
                 f"DRA driver {other.driver} publishes {whose} of node {node}, too: withheld, because they "
-                "would be given away twice. Keep that driver off the node, delete ResourceSlices that it has "
+                "would be handed out twice. Keep that driver off the node, delete ResourceSlices that it has "
                 f"left behind, or {publish_anyway}"
             )
         case Presence.HOLDS:
@@ -178,7 +178,7 @@ def left_to_node() -> Condition:
         type=PUBLISHED,
         status="True",
         reason="PublishedByNode",
-        message="the node agent publishes the devices of its node; the controller leaves them alone",
+        message="the node agent publishes the devices of its node; the controller does not",
         last_transition_time="",
     )
 
@@ -197,7 +197,8 @@ def left_behind(driver: str, drivers: Iterable[str]) -> Condition:
     """
     text = (
         f"there are no ResourceSlices of driver {driver}, the kubelet does not know its plugin, and this "
-        f"controller publishes for {', '.join(sorted(drivers))}; if no other one is to, delete this object"
+        f"controller publishes for {', '.join(sorted(drivers))}; unless another controller serves it, "
+        "delete this object"
     )
     return _not_published("DriverGone", text)
 

@@ -335,7 +335,7 @@ def _memory(part: _Part) -> int | None:
 def _health(part: _Part) -> list[DeviceHealth]:
     health: list[DeviceHealth] = []
     if part.drm.render is None:
-        message = "the driver shows no render node, so that no container can be given this GPU"
+        message = "the driver shows no render node, so that no container can get this GPU"
         health.append(DeviceHealth(reason="DeviceNodeUnknown", severity="degraded", message=message))
     if part.gpu.function is None:
         return health

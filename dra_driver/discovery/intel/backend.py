@@ -264,7 +264,7 @@ def _health(gpu: _Gpu, drm: sysfs.DrmNodes, vfs: int) -> list[DeviceHealth]:
         message = f"it is bound to {gpu.driver}, not to i915 or xe: containers cannot use it"
         health.append(degraded("DriverNotBound", message))
     elif drm.render is None:
-        message = "the driver shows no render node, so that no container can be given this GPU"
+        message = "the driver shows no render node, so that no container can get this GPU"
         health.append(degraded("DeviceNodeUnknown", message))
     if vfs:
         message = f"{vfs} virtual functions are enabled: the GPU is shared out and cannot be used as a whole"

@@ -350,9 +350,7 @@ class NvmlBackend:
             handle = self._handle(index, lane)
             address, uuid, confirmed = self._identity(handle, look.ask)
             if address is None or uuid is None:
-                raise DiscoveryError(
-                    "NVML does not tell its PCI address or its UUID, nor has it before: it cannot be named"
-                )
+                raise DiscoveryError("NVML has never reported its PCI address and UUID, so it has no name")
             look.uuid = uuid
             look.ask.device = schema.device_name(address)
             reading = GpuReading(index=index, address=address, uuid=uuid, confirmed=confirmed)
@@ -415,10 +413,8 @@ class NvmlBackend:
             elif look is not None and look.lost:
                 missing[uuid] = _LOST
             else:
-                error = (
-                    look.ask.problems[-1].message if look is not None else "no GPU says that it is this one"
-                )
-                why = f"it was there before, and does not answer: {error}"[:_MOST_TEXT]
+                error = look.ask.problems[-1].message if look is not None else "no GPU reports this identity"
+                why = f"it was found before and does not answer: {error}"[:_MOST_TEXT]
                 missing[uuid] = DeviceHealth(reason="NotAnswering", severity="degraded", message=why)
         return missing
 
@@ -457,7 +453,7 @@ class NvmlBackend:
             return (
                 "",
                 None,
-                "; ".join(p.message for p in ask.problems) or "it tells no UUID or no PCI address",
+                "; ".join(p.message for p in ask.problems) or "it does not report a UUID or a PCI address",
             )
         return uuid, Place(address, index), ""
 

@@ -334,7 +334,7 @@ def _polled(reading: HealthReading, now: float) -> Iterator[DeviceHealth]:
     action = reading.recovery_action
     if action:
         severity, text = nvml_xids.RECOVERY_ACTIONS.get(
-            action, ("degraded", f"the driver asks for recovery action {action}")
+            action, ("degraded", f"the driver recommends recovery action {action}")
         )
         yield DeviceHealth(reason="RecoveryAction", severity=severity, message=text, since=since)
 

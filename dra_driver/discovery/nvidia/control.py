@@ -174,8 +174,8 @@ class NvmlControl:
         if status in _PASSING:
             raise PrepareError(f"GPU {gpu}: {what}: processes use the GPU", retryable=True)
         raise PrepareError(
-            f"GPU {gpu}: {what} without a reset of the GPU, as on all before Hopper: do it once by hand, "
-            f"with nothing running on it: nvidia-smi -i {gpu} -mig {int(enabled)}, then "
+            f"GPU {gpu}: {what} without a reset of the GPU, as on all GPUs before Hopper: run once, while "
+            f"nothing uses the GPU: nvidia-smi -i {gpu} -mig {int(enabled)}, then "
             f"nvidia-smi -i {gpu} --gpu-reset"
         )
 
@@ -189,7 +189,7 @@ class NvmlControl:
 
     def begin_instance(self, gpu: str, profile_id: int, start: int, size: int) -> GpuInstance:
         """See ``ports.GpuControl.begin_instance``."""
-        what = f"MIG instance of profile {profile_id} at {start}:{size} cannot be made"
+        what = f"MIG instance of profile {profile_id} at {start}:{size} cannot be created"
         with self._gpu(gpu, what) as handle:
             instance = _new_gpu_instance(handle, profile_id, start, size)
             try:
@@ -203,7 +203,7 @@ class NvmlControl:
 
     def create_instance(self, gpu: str, profile_id: int, start: int, size: int) -> GpuInstance:
         """See ``ports.GpuControl.create_instance``."""
-        what = f"MIG instance of profile {profile_id} at {start}:{size} cannot be made"
+        what = f"MIG instance of profile {profile_id} at {start}:{size} cannot be created"
         with self._gpu(gpu, what) as handle:
             instance = next(
                 (
@@ -352,7 +352,7 @@ def _refusal(what: str, error: pynvml.NVMLError) -> PrepareError:
     if error.value == pynvml.NVML_ERROR_NO_PERMISSION:
         hint = "; that needs root"
     elif error.value == pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES:
-        hint = "; the place is taken by an instance that this driver did not make"
+        hint = "; the place is taken by an instance that this driver did not create"
     return PrepareError(f"{what}: {error_text(error)}{hint}", retryable=error.value in _PASSING)
 
 

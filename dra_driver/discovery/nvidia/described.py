@@ -179,18 +179,17 @@ def _health(reading: GpuReading, mode: PartitioningMode | None) -> list[DeviceHe
             DeviceHealth(
                 reason="IdentityUnconfirmed",
                 severity="degraded",
-                message="NVML does not tell its UUID or its PCI address; it counts as the GPU that was there",
+                message="NVML does not report its UUID or PCI address; it is taken for the GPU that was "
+                "there before",
             )
         )
     if not reading.minor_confirmed or reading.minor is None:
-        kept = (
-            "no container can be given this GPU" if reading.minor is None else "containers get the one before"
-        )
+        kept = "no container can get this GPU" if reading.minor is None else "containers get the previous one"
         health.append(
             DeviceHealth(
                 reason="DeviceNodeUnknown",
                 severity="degraded",
-                message=f"NVML does not tell the device node, so that {kept}",
+                message=f"NVML does not report the device node, so {kept}",
             )
         )
     if mode is not None:

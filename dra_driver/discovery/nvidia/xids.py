@@ -123,7 +123,7 @@ class Row:
                 # The driver knows its own numbers: what it does not sum up by name it does when it is new.
                 return _doubtful(self.text)
             case Effect.DRIVER:
-                text = f"{self.text}; {_RESET}, unless its driver asks for nothing"
+                text = f"{self.text}; {_RESET}, unless the driver recommends no action"
                 return Meaning(text, "degraded", verdicts=self.summed_up)
             case Effect.RESET | Effect.FAILED:
                 text = f"{self.text}; {_WAYS.get(self.action, _RESET)}"
@@ -188,7 +188,7 @@ ROWS: Final = (
     Row("68 83-84 88-89 96-98", _A, "RESTART_APP", "exception of a video decoder"),
     Row("69", _A, "RESTART_APP", "a program used a class that the engine does not know"),
     Row("74", _D, "WORKFLOW_NVLINK_ERR", "an NVLink error", 565),
-    Row("78", _R, "UPDATE_SWFW", "a virtual GPU could not be started; driver and host software do not fit"),
+    Row("78", _R, "UPDATE_SWFW", "a virtual GPU could not be started; driver and host software do not match"),
     Row("79", _F, "RESTART_BM", "the GPU has fallen off the bus", 565),
     Row("80", _A, "RESTART_APP", "a program's push buffer arrived damaged"),
     Row("82 99-105", _A, "RESTART_APP", "exception of a JPEG engine"),
@@ -267,13 +267,13 @@ EVENTS: Final[Mapping[int, tuple[str, Meaning]]] = MappingProxyType(
 # What NVML wants done (field GET_GPU_RECOVERY_ACTION): value → (severity, words). 0 is nothing.
 RECOVERY_ACTIONS: Final[Mapping[int, tuple[str, str]]] = MappingProxyType(
     {
-        1: ("degraded", "the driver asks for a reset of the GPU"),
-        2: ("degraded", "the driver asks for a restart of the node"),
-        3: ("degraded", "the driver asks that peer-to-peer traffic of the GPU ends"),
-        4: ("degraded", "the driver asks that the GPU is drained and reset"),
-        5: ("degraded", "the driver asks that the IMEX domain is recovered"),
-        6: ("degraded", "the driver asks for a reset of the bus"),
-        7: ("degraded", "the driver asks for a restart of the whole system"),
+        1: ("degraded", "the driver recommends a reset of the GPU"),
+        2: ("degraded", "the driver recommends a restart of the node"),
+        3: ("degraded", "the driver recommends that peer-to-peer traffic of the GPU ends"),
+        4: ("degraded", "the driver recommends that the GPU is drained and reset"),
+        5: ("degraded", "the driver recommends that the IMEX domain is recovered"),
+        6: ("degraded", "the driver recommends a reset of the bus"),
+        7: ("degraded", "the driver recommends a restart of the whole system"),
     }
 )
 
@@ -281,7 +281,7 @@ RECOVERY_ACTIONS: Final[Mapping[int, tuple[str, str]]] = MappingProxyType(
 def meaning_of_xid(number: int) -> Meaning:
     """Return the meaning of any number; one that is not in the table is taken seriously for a while."""
     known = XIDS.get(number)
-    return known if known is not None else _doubtful("an error that this driver has no words for")
+    return known if known is not None else _doubtful("an unknown error")
 
 
 def meaning_of_reason(reason: str) -> Meaning | None:

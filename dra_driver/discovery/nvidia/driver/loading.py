@@ -21,7 +21,7 @@ _RUNTIME: Final = (
     "kubeletPlugin.nvidia.runtimeClassName)"
 )
 _ROOT: Final = (
-    "say where the driver is on the host (--nvidia-driver-root; in the chart kubeletPlugin.nvidia.driverRoot)"
+    "set the driver's root on the host (--nvidia-driver-root; in the chart kubeletPlugin.nvidia.driverRoot)"
 )
 _loading = threading.Lock()
 
@@ -120,7 +120,7 @@ class Driver:
         if module_loaded(self._sysfs_root) is False:
             to_do = (
                 "NVIDIA's kernel driver is not loaded: install it on the node, or wait for the container "
-                "that brings it"
+                "that installs it"
             )
         elif not searched and not exists(Path("/dev/nvidiactl")):
             to_do = (

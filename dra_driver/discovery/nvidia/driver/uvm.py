@@ -75,7 +75,7 @@ class UvmNodes:
             return None
         parameters = self._parameters()
         if not parameters.get("ModifyDeviceFiles", 1):
-            why = "the driver's parameter ModifyDeviceFiles forbids to make it"
+            why = "the driver's parameter ModifyDeviceFiles forbids creating it"
         elif not self._is_the_hosts():
             why = f"{self._dev} is not the host's, whose file system is a devtmpfs"
         else:
@@ -117,7 +117,7 @@ class UvmNodes:
         except FileExistsError:
             return ""
         except OSError as e:
-            return f"it cannot be made here: {e.strerror}"
+            return f"it cannot be created here: {e.strerror}"
         _log.info("device node made", node=str(node), major=os.major(device), minor=os.minor(device))
         return ""
 
@@ -134,8 +134,8 @@ class UvmNodes:
 
 def _missing(node: Path, why: str) -> Problem:
     return _problem(
-        f"{node} is not there, and CUDA programs do not start without it: {why}; on the host run "
-        "nvidia-modprobe --unified-memory --create-nvidia-device-file=0, or have nvidia-persistenced do it"
+        f"{node} is missing, and CUDA programs do not start without it: {why}; on the host run "
+        "nvidia-modprobe --unified-memory --create-nvidia-device-file=0, or run nvidia-persistenced"
     )
 
 

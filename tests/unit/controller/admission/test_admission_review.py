@@ -123,7 +123,9 @@ def test_a_claim_that_asks_for_passthrough_itself_is_warned(kind: str, version: 
         assert warnings == []
         return
     (warning,) = warnings
-    assert warning.startswith(f"{PATHS[kind]}[2].opaque.parameters: passthrough is given to claims whose")
+    assert warning.startswith(
+        f"{PATHS[kind]}[2].opaque.parameters: passthrough needs a DeviceClass that requests it"
+    )
     # The API server cuts off what is longer.
     assert len(warning) <= 256
 

@@ -662,7 +662,7 @@ def test_a_strategy_without_effect_is_told() -> None:
         assert conflict.message.startswith("nodePolicy: policy p ")
         applied = next(c for c in h.policy("p").status.conditions if c.type == "Applied")
         assert applied.message.endswith(
-            "strategy and nodePolicy do nothing on 1 of the nodes, where kube-scheduler allocates"
+            "strategy and nodePolicy have no effect on 1 of the nodes, where kube-scheduler allocates"
         )
 
     run(cluster, scenario, **SCHEDULER)

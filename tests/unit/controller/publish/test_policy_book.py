@@ -217,7 +217,8 @@ def test_a_strategy_does_nothing_where_kube_scheduler_allocates() -> None:
         await world.statuses()
         for name in ("p", "q"):
             assert (
-                "strategy and nodePolicy do nothing on 1 of the nodes" in world.condition("Applied", name)[1]
+                "strategy and nodePolicy have no effect on 1 of the nodes"
+                in world.condition("Applied", name)[1]
             )
         assert world.condition("Applied", "plain") == ("Applied", "2 devices on 2 nodes")
         # The pool changes hands, and nothing else does.

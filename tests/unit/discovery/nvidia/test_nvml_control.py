@@ -152,7 +152,7 @@ def test_an_instance_is_begun_and_finished_and_never_one_that_is_there(node: Nod
     assert made[0]["instance_id"] == begun[0]["instance_id"]
     assert made[0]["uuid"].startswith("MIG-")
     for refused in (again, taken):
-        assert "MIG instance of profile 9 at 4:4 cannot be made" in refused["error"]
+        assert "MIG instance of profile 9 at 4:4 cannot be created" in refused["error"]
 
 
 def test_an_occupied_place(node: Node) -> None:
@@ -161,8 +161,8 @@ def test_an_occupied_place(node: Node) -> None:
         ("create_instance", H100, 19, 1, 1),
         ("create_instance", H100, 9, 0, 4),
     )
-    assert "MIG instance of profile 9 at 0:4 cannot be made" in refused["error"]
-    assert "the place is taken by an instance that this driver did not make" in refused["error"]
+    assert "MIG instance of profile 9 at 0:4 cannot be created" in refused["error"]
+    assert "the place is taken by an instance that this driver did not create" in refused["error"]
     assert not refused["retryable"]
 
 

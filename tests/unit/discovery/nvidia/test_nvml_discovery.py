@@ -160,7 +160,7 @@ def test_a_gpu_that_never_said_which_it_is_costs_only_itself(
     probe.open(stub.config(dgx_a100({3: dict.fromkeys(calls, stub.UNKNOWN)})))
     answer = probe.discover()
     assert len(answer["devices"]) == 7
-    assert any("GPU: NVML does not tell its PCI address or its UUID" in p for p in answer["problems"])
+    assert any("GPU: NVML has never reported its PCI address and UUID" in p for p in answer["problems"])
     assert answer["unnamed"]
     assert not probe.discover(stub.config(dgx_a100()))["unnamed"]
     assert len(probe.discover(stub.config(dgx_a100()))["devices"]) == 8

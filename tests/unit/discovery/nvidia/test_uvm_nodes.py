@@ -107,7 +107,7 @@ def test_without_the_modules_number_nothing_is_made_and_it_is_told_what_to_do(
 ) -> None:
     (machine.proc / "devices").write_text(devices)
     (message,) = machine.reported()
-    assert "nvidia-uvm is not there, and CUDA programs do not start without it" in message
+    assert "nvidia-uvm is missing, and CUDA programs do not start without it" in message
     assert "nvidia-modprobe --unified-memory" in message
     assert machine.numbers() == {}
 
@@ -125,7 +125,7 @@ def test_what_the_agent_may_not_make_is_told_once_for_both(machine: Machine) -> 
     machine.dev = Path("/sys")
     machine.mount("devtmpfs")
     (message,) = [p.message for p in UvmNodes(proc_root=machine.proc, dev_root=machine.dev).ensure()]
-    assert "it cannot be made here" in message
+    assert "it cannot be created here" in message
 
 
 def test_nothing_is_made_in_the_dev_of_a_container(machine: Machine) -> None:
