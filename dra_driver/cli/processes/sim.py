@@ -42,8 +42,7 @@ def _service(text: str) -> tuple[str, str]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``dra-driver sim``."""
     parts = parser.add_subparsers(dest="part", metavar="PART", required=True)
-    text = "the API server alone, with the driver's CustomResourceDefinitions and DeviceClasses; runs until "
-    "SIGTERM"
+    text = "the API server alone, with the driver's CRDs and DeviceClasses; runs until SIGTERM"
     server = parts.add_parser(
         "apiserver", help=text, description=text, formatter_class=parser.formatter_class
     )
