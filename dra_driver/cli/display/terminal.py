@@ -6,6 +6,7 @@ terminals: what reads a pipe gets plain text, one row a line.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
@@ -38,6 +39,8 @@ _SHORT: Final = 12
 _SENTENCE: Final = 60
 _READABLE: Final = 60
 _INDENT: Final = 4
+# Where a long word may be broken: behind these characters.
+_PIECES: Final = re.compile(r"\s+|[^\s/,-]*[/,-]|[^\s/,-]+")
 
 
 def is_terminal() -> bool:
@@ -157,14 +160,33 @@ def _table(block: Table, width: int) -> rich.table.Table | None:
     gap = _GAP if sum(widest) + _GAP * len(widest) <= width else 1
     if sum(least) + gap * len(least) > width:
         return None
+    widths = _widths(widest, least, width - gap * len(widest))
     table = rich.table.Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
-    for name, most, enough in zip(block.header, widest, least, strict=True):
-        table.add_column(
-            name,
-            overflow="fold",
-            no_wrap=most <= _SHORT,
-            min_width=enough,
-        )
+    for name, wide in zip(block.header, widths, strict=True):
+        table.add_column(name, overflow="fold", width=wide)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*(_broken(cell, wide) for cell, wide in zip(row, widths, strict=True)))
     return table
+
+
+def _widths(widest: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """Return the widths of columns, of which the widest get narrower until all fit."""
+    widths = list(widest)
+    while sum(widths) > room and any(w > enough for w, enough in zip(widths, least, strict=True)):
+        wide = max((i for i, w in enumerate(widths) if w > least[i]), key=widths.__getitem__)
+        widths[wide] -= 1
+    return widths
+
+
+def _broken(cell: rich.text.Text, width: int) -> rich.text.Text:
+    """Return a cell whose words are broken behind hyphens, slashes and commas where they have to be."""
+    import rich.text
+
+    if len(cell) <= width or max(map(len, cell.plain.split()), default=0) <= width:
+        return cell
+    lines = [""]
+    for piece in _PIECES.findall(cell.plain):
+        if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > width:
+            lines.append("")
+        lines[-1] += piece if lines[-1] else piece.lstrip()
+    return rich.text.Text("\n".join(line.rstrip() for line in lines), style=cell.style)

@@ -177,6 +177,12 @@ def test_headers_and_numbers_stay_whole_where_there_is_room() -> None:
     assert all(number in lines[1].split() for number in ("10008", "10001", "7", "0", "7.8Ti"))
 
 
+def test_names_are_broken_behind_hyphens() -> None:
+    table = Table(("MODEL", *NUMBERS), [("A100-SXM4-80GB", 1, 2, 3, 4), ("T4", 1, 2, 3, 4)])
+    lines = without_styles(on_terminal(((table,),), 45, {"NO_COLOR": "1", "TERM": "xterm"}))
+    assert [line.split()[0] for line in lines] == ["MODEL", "A100-SXM4-", "80GB", "T4"]
+
+
 def without_styles(text: str) -> list[str]:
     return [line.rstrip() for line in re.sub(r"\x1b\[\d*m", "", text).splitlines()]
 
