@@ -80,6 +80,9 @@ def complete(parser: argparse.ArgumentParser) -> None:
     """Write the completions of the line, and end the process."""
     import argcomplete
 
+    from dra_driver.cli.offering import offer
+
+    offer(parser)
     if _FOR_KUBECTL in os.environ:
         argcomplete.autocomplete(parser, output_stream=sys.stdout, exit_method=_end_for_kubectl)
     else:

@@ -1,5 +1,6 @@
 """What ``plan``, ``explain`` and ``status`` say of a live cluster is true, and one figure has one value."""
 
+import argparse
 import json
 import shutil
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 import yaml
 from test_live_tools import DRIVER, post, serving
 
+from dra_driver.cli import explain, offering
 from dra_driver.cli.main import main
 
 pytestmark = pytest.mark.sim
@@ -135,3 +137,15 @@ def test_a_claim_for_a_few_bytes_of_memory_is_warned_about(cluster: Path, capsys
     assert said in capsys.readouterr().err
     main(["status"])
     assert said in capsys.readouterr().out
+
+
+def test_names_of_the_cluster_are_offered_and_no_cluster_offers_none(cluster: Path) -> None:
+    add(cluster, CORE + "pods", pod("offered", resourceClaimTemplateName="any"))
+    parser = argparse.ArgumentParser()
+    explain.add_arguments(parser)
+    offering.offer(parser)
+    offered = {a.dest: a.completer for a in parser._actions if hasattr(a, "completer")}
+    for kubeconfig, there in ((cluster, True), (cluster.with_name("none"), False)):
+        asked = argparse.Namespace(kubeconfig=kubeconfig, context="", namespace="default")
+        assert ("pod/offered" in offered["target"](parsed_args=asked)) == there
+        assert ("default" in offered["namespace"](parsed_args=asked)) == there

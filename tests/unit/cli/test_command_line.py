@@ -66,6 +66,19 @@ def test_commands_and_flags_of_the_chosen_command_are_completed(tmp_path: Path) 
     assert completions("dra-driver status --by mo", tmp_path) == ["model"]
 
 
+def test_simulated_machines_and_backends_are_offered(tmp_path: Path) -> None:
+    assert completions("dra-driver demo --profile dgx-h", tmp_path) == [
+        "dgx-h100",
+        "dgx-h100-nics",
+        "dgx-h200",
+    ]
+    assert completions("dra-driver devices --backend nvml=", tmp_path) == ["nvml=mig"]
+    assert completions("dra-driver devices --backend simulated=l", tmp_path) == [
+        "simulated=l4x4",
+        "simulated=l4x8",
+    ]
+
+
 @pytest.mark.parametrize(
     ("words", "expected"), [(["status", "--by", "mo"], ["model"]), (["ex"], ["explain"])]
 )
