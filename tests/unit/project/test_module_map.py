@@ -35,9 +35,17 @@ def missing(paths: list[str]) -> Iterator[str]:
 
 def test_every_path_of_the_map_is_there() -> None:
     rows = dict(places((ROOT / "ARCHITECTURE.md").read_text()))
-    assert len(rows) > 80
+    assert len(rows) > 50
     lacking = {subject: gone for subject, paths in rows.items() if (gone := list(missing(paths)))}
     assert not lacking
+
+
+def test_every_path_of_the_page_about_one_pod_is_there() -> None:
+    page = (ROOT / "docs/contributing/one-pod.md").read_text()
+    named = re.findall(r"`([a-z_/]+(?:\.py|/))`", page)
+    assert len(named) > 30
+    at = (ROOT, ROOT / "controller/allocate")
+    assert [name for name in named if not any((folder / name).exists() for folder in at)] == []
 
 
 def test_a_path_that_is_gone_is_found() -> None:
