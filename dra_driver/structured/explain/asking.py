@@ -86,4 +86,6 @@ def _some(texts: Sequence[str], of: str) -> list[str]:
 
 
 def _cut(name: str) -> str:
-    return name if len(name) <= _NAME else f"{name[: _NAME - 1]}…"
+    """Return a name on one line: those of files may have any characters."""
+    text = " ".join(name.split())
+    return text if len(text) <= _NAME else f"{text[: _NAME - 1]}…"

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from allocator_world import claim, device, exactly, node, partitioned_pool, pool, snapshot, takes
 
-from dra_driver.api.meta import DriverName, PoolName
+from dra_driver.api.meta import DriverName, ObjectMeta, PoolName
 from dra_driver.api.quantity import Quantity
-from dra_driver.api.resource import ResourceClaim
+from dra_driver.api.resource import DeviceClass, ResourceClaim
 from dra_driver.structured import (
     Allocated,
     AllocatedState,
@@ -384,3 +384,19 @@ def test_what_is_asked_for_is_said_in_short(
 ) -> None:
     refused = refusal(snapshot(pool("n1"), nodes=[node("n1")]), claim("c", *requests, **more))
     assert refused.headline == f"needs {text}"
+
+
+def test_what_is_asked_for_is_one_short_line_whatever_names_there_are() -> None:
+    name = "x" * 300 + "\nn1 fits"
+    classes = [f"{i}\n{name}" for i in range(9)]
+    requests = [
+        exactly(deviceClassName=of, capacity={"requests": {f"{n}{name}": "1Gi" for n in range(9)}})
+        for of in classes
+    ]
+    constraints = [{"matchAttribute": f"gpu.example.com/{i}{name}"} for i in range(9)]
+    cluster = snapshot(
+        pool("n1", device("d0")), classes=[DeviceClass(metadata=ObjectMeta(name=of)) for of in classes]
+    )
+    headline = refusal(cluster, claim("c", *requests, constraints=constraints)).headline
+    assert len(headline) < 1500
+    assert "\n" not in headline
