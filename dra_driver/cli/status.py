@@ -65,6 +65,7 @@ from dra_driver.ownership import PoolID, is_controller_taint, pool_of_inventory
 from dra_driver.ports import KubeClient
 from dra_driver.resourceclaim import is_gated
 from dra_driver.structured import AllocatedState, Snapshot, with_rules
+from dra_driver.suggestions import did_you_mean
 
 __all__ = ["FAILURE", "add_arguments", "look", "overview_of", "run"]
 
@@ -355,7 +356,12 @@ async def _look(source: Source, question: _Question) -> Overview:
         waiting=tuple(waiting),
         nodes=sum(matches(n.metadata.name, question.patterns) for n in nodes),
         nodes_with_devices=len({v.node for v in views if v.devices}),
-        notes=(*fold_notes(views), *question.notes, *object_notes(templates, claims, namespace)),
+        notes=(
+            *fold_notes(views),
+            *question.notes,
+            *_nothing_in(namespace, [*claims, *pods]),
+            *object_notes(templates, claims, namespace),
+        ),
         shapes=await _count(source, question, nodes, slices, claims) if question.shapes else (),
         set_aside=tuple(s for s in _set_aside(pods) if not namespace or s.pod.startswith(f"{namespace}/")),
         preemptions=tuple(
@@ -369,6 +375,13 @@ async def _look(source: Source, question: _Question) -> Overview:
         listed=tuple(_listed(fleet, views, inventories)) if question.devices else (),
         now=now,
     )
+
+
+def _nothing_in(namespace: str, objects: Sequence[ResourceClaim | Pod]) -> Iterator[str]:
+    """Yield that a namespace has nothing that is shown, with the one that was probably meant."""
+    there = {o.metadata.namespace for o in objects}
+    if namespace and namespace not in there:
+        yield f"namespace {namespace} has no claim and no pod{did_you_mean(namespace, there)}"
 
 
 def _listed(

@@ -335,6 +335,14 @@ def test_claims_of_other_namespaces_are_left_out() -> None:
     fleet = asyncio.run(status.look(fake, [DRIVER], namespace="other"))
     assert [w.claim for w in fleet.waiting] == ["other/theirs"]
     assert [n.namespace for n in fleet.namespaces] == ["other"]
+    assert not [note for note in fleet.notes if "namespace other" in note]
+
+
+def test_a_namespace_without_claims_is_said_with_the_one_that_was_meant() -> None:
+    fake = cluster()
+    fake.put(RESOURCE_CLAIMS, builders.claim("theirs", namespace="other"))
+    fleet = asyncio.run(status.look(fake, [DRIVER], namespace="othre"))
+    assert "namespace othre has no claim and no pod; did you mean `other`?" in fleet.notes
 
 
 def denying(fake: FakeClient, *kinds: str, once: bool = False) -> FakeClient:
