@@ -43,10 +43,10 @@ def _plan(decisions: Decisions, question: PlanQuestion, clock: Callable[[], floa
     notes: list[str] = []
     workload = Workload(name, _members(view, builder, notes), view.levels)
     if view.blocked:
-        pools = "1 pool that" if view.blocked == 1 else f"{view.blocked} pools that"
-        is_ = "is" if view.blocked == 1 else "are"
+        pools, it = ("1 pool", "it") if view.blocked == 1 else (f"{view.blocked} pools", "them")
         notes.append(
-            f"nothing is allocated from {pools} kube-scheduler allocates, or that {is_} changing hands"
+            f"the controller does not allocate from {pools} now: kube-scheduler allocates from {it}, or "
+            "a handover is under way"
         )
     cluster = builder.build(not_held=workload.claims)
     plan = make_plan(Checks(cluster, clock, deadline), workload, templates=builder.templates())
@@ -57,7 +57,7 @@ def _members(view: StateView, builder: ClusterBuilder, notes: list[str]) -> tupl
     asked = [(claims, builder.nodes_for(pod), builder.needs_of(pod)) for pod, claims in view.members]
     missing = view.size - len(asked)
     if missing > 0:
-        notes.append(f"{len(asked)} of {view.size} pods are there; the others are taken to be like the first")
+        notes.append(f"{len(asked)} of {view.size} pods are there; the others are assumed to equal the first")
         claims, nodes, needs = asked[0]
         asked += [(claims_like(claims, number), nodes, needs) for number in range(missing)]
     return tuple(GroupMember(claims, nodes, builder.vectors.of(needs)) for claims, nodes, needs in asked)

@@ -97,13 +97,17 @@ def _needs(checks: Checks, workload: Workload) -> Iterator[Relaxed]:
     every = _try(
         checks,
         without([i for i, _ in names]),
-        f"what the pods take of nodes: {', '.join(name for _, name in names)}",
+        _room(name for _, name in names),
         "left out",
     )
     yield every
     if every.answer is not None and len(names) > 1:
         for i, name in names:
-            yield _try(checks, without([i]), f"what the pods take of nodes: {name}", "left out")
+            yield _try(checks, without([i]), _room([name]), "left out")
+
+
+def _room(names: Iterable[str]) -> str:
+    return f"free {', '.join('pod slots' if name == 'pods' else name for name in names)} on the node"
 
 
 def _try(checks: Checks, changed: Workload, part: str, change: str, excludes: int | None = None) -> Relaxed:

@@ -200,7 +200,7 @@ def test_cpu_of_nodes_counts_and_is_given_back(tmp_path: Path, capsys: Capture) 
     assert (status, answer["free"]["number"]) == (1, 1)
     assert answer["reason"].endswith("their nodes have too little left of cpu, pods")
     helps = [r["part"] for r in answer["relax"] if r["fits"]]
-    assert helps == [f"what the pods take of nodes: {what}" for what in ("cpu, pods", "cpu")]
+    assert helps == [f"free {what} on the node" for what in ("cpu, pod slots", "cpu")]
     small = write(tmp_path, "small.yaml", template("t"), pod("new", from_template="t", cpu="1"))
     assert plan(capsys, "-s", export, "-f", small)[0] == 0
 
@@ -642,7 +642,7 @@ def test_ports_huge_pages_and_extended_resources_count(
     file = write(tmp_path, "asked.yaml", template("t"), _taking("new", **asked))
     status, answer = plan(capsys, "-s", export, "-f", file)
     assert (status, answer["free"]["number"], answer["free"]["proven"]) == (1, 1, True)
-    assert f"what the pods take of nodes: {named}" in [r["part"] for r in answer["relax"] if r["fits"]]
+    assert f"free {named} on the node" in [r["part"] for r in answer["relax"] if r["fits"]]
     # Beside each other they have as much room.
     empty = write(tmp_path, "empty.yaml", CLASS, builders.node("n1", allocatable=ROOMY), gpus("n1", "a", "b"))
     ordinary = write(tmp_path, "ordinary.yaml", _ordinary("r"))

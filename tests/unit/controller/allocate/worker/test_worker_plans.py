@@ -8,10 +8,10 @@ from typing import Any
 import builders
 import msgspec
 import pytest
-from worker_world import GPU_0, WorkerCluster, copies_of, facts_of, hard_claim, long_text, run, world
+from worker_world import DRIVER, GPU_0, WorkerCluster, copies_of, facts_of, hard_claim, long_text, run, world
 
 from controller.allocate.answers.decider import WorkerEnded
-from controller.allocate.decide import ClaimAssumed, ObjectGone, PodID
+from controller.allocate.decide import ClaimAssumed, ObjectGone, PodID, PoolChanged
 from controller.allocate.plans import LARGEST_PLAN, PlanAnswer, PlanQuestion
 from controller.allocate.worker.process import Limits
 from controller.allocate.worker.sent_answers import plan_of
@@ -21,6 +21,8 @@ from dra_driver.api.core import Pod
 from dra_driver.api.meta import Uid
 from dra_driver.api.resource import AllocationResult
 from dra_driver.errors import DecodeError
+from dra_driver.ownership import PoolID
+from dra_driver.structured import PoolPolicy
 
 
 def question(pod: Pod, seconds: float = 10.0) -> PlanQuestion:
@@ -97,6 +99,27 @@ def test_the_members_of_a_group_are_asked_about_together() -> None:
             assert (found["workload"], found["pods"]) == (f"group {builders.NAMESPACE}/g", 3)
             assert found["addNodes"][0]["number"] == 2
             assert "2 of 3 pods are there" in found["notes"][0]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "pools", "it"),
+    [(["n1"], "1 pool", "it"), (["n1", "n2"], "2 pools", "them")],
+)
+def test_pools_that_change_hands_are_counted(nodes: list[str], pools: str, it: str) -> None:
+    note = (
+        f"the controller does not allocate from {pools} now: kube-scheduler allocates from {it}, or "
+        "a handover is under way"
+    )
+
+    async def scenario() -> None:
+        async with world() as w:
+            for name in nodes:
+                w.node(name, 1)
+                w.journal.apply(PoolChanged(PoolID(DRIVER, name), True, PoolPolicy()))
+            found = await plan(w, w.pod("first"))
+            assert note in found["notes"]
 
     run(scenario)
 
