@@ -17,6 +17,7 @@ import msgspec
 
 from controller.web.objects import Objects
 from controller.web.plans import Plans
+from controller.web.problems import PageProblems
 from controller.web.waits import LOOK_SECONDS, Found, Looked, Waits, waiting_filter
 from dra_driver.api.core import Node, Pod
 from dra_driver.api.own.inventory import DeviceInventory
@@ -28,6 +29,7 @@ from dra_driver.fleet import (
     History,
     Observer,
     PoolView,
+    Problem,
     Trend,
     WaitingClaim,
     node_trouble,
@@ -82,6 +84,8 @@ class Change(msgspec.Struct, frozen=True, rename="camel"):
         waiting_total: how many there are.
         nodes: of the cluster.
         troubles: ``[node, text]`` of nodes that take no pods; None where they are as before.
+        problems: of the fleet, at most ``MOST_PROBLEMS``; None where they are as before.
+        problems_total: how many there are.
         complete: whether everything has been sent now.
         standby: that the replica does not lead, and which one does; empty if it leads.
     """
@@ -93,6 +97,8 @@ class Change(msgspec.Struct, frozen=True, rename="camel"):
     waiting_total: int = 0
     nodes: int = 0
     troubles: tuple[tuple[str, str], ...] | None = None
+    problems: tuple[Problem, ...] | None = None
+    problems_total: int = 0
     complete: bool = False
     standby: str = ""
 
@@ -153,6 +159,7 @@ class Feed:
         self._readers: set[_Reader] = set()
         self._nodes: Informer[Node] | None = None
         self._troubles: dict[str, str] = {}
+        self._problems = PageProblems(past.now)
         self._closed = False
         self._waiting = Looked(self._look, _loop_time)
         self.objects: Objects | None = None
@@ -177,6 +184,7 @@ class Feed:
         pods.add_handler(_handler(fleet.put_pod, fleet.remove_pod))
         pods.add_handler(_handler(seen.put_pod, seen.remove_pod))
         nodes.add_handler(_handler(seen.put_node, seen.remove_node))
+        nodes.add_handler(_handler(fleet.put_node, fleet.remove_node))
         nodes.add_handler(_handler(self._put_node, self._remove_node))
         seen.settle()
         self._nodes = nodes
@@ -224,6 +232,8 @@ class Feed:
     def _changed(self, pool: PoolID | None) -> None:
         if pool is None:
             self._waiting.stale = True
+        else:
+            self._problems.changed(pool)
         for reader in self._readers:
             if pool is not None:
                 reader.unseen[pool] = None
@@ -297,6 +307,8 @@ class Feed:
             "waitingTotal": waits.total,
             "nodes": waits.nodes,
             "troubles": self._node_troubles(),
+            "problems": waits.problems,
+            "problemsTotal": waits.problems_total,
             "standby": self._standby(),
         }
 
@@ -345,6 +357,8 @@ class Feed:
             waiting_total=seen.total,
             nodes=seen.nodes,
             troubles=new_troubles,
+            problems=news.problems if news is not None else None,
+            problems_total=seen.problems_total,
             standby=self._standby(),
         )
 
@@ -353,7 +367,8 @@ class Feed:
 
     def _look(self) -> Waits:
         waiting, total = self._fleet.waiting(self._reason_of, MOST_WAITING)
-        return Waits(tuple(waiting), total, len(self._nodes) if self._nodes is not None else 0)
+        problems = self._problems.look(self._fleet, self._reason_of)
+        return Waits(tuple(waiting), total, len(self._nodes) if self._nodes is not None else 0, *problems)
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from dra_driver.fleet import WaitingClaim
+from dra_driver.fleet import Problem, WaitingClaim
 
 __all__ = ["LOOK_SECONDS", "Found", "Looked", "Waits", "waiting_filter"]
 
@@ -35,11 +35,15 @@ class Waits(NamedTuple):
         claims: the most urgent ones.
         total: how many there are.
         nodes: of the cluster.
+        problems: of the fleet, the first of them.
+        problems_total: how many there are.
     """
 
     claims: tuple[WaitingClaim, ...] = ()
     total: int = 0
     nodes: int = 0
+    problems: tuple[Problem, ...] = ()
+    problems_total: int = 0
 
 
 class Found(msgspec.Struct, frozen=True):

@@ -408,7 +408,7 @@ def _problems(
         for problem in fleet.pool_problems(pool, answers=seen.answers):
             if matches(problem.node, question.patterns):
                 yield problem
-    for claim in fleet.long_waits(reason_of, rfc3339(now - LONG_WAIT_SECONDS)):
+    for claim in fleet.long_waits(reason_of, rfc3339(now - LONG_WAIT_SECONDS))[0]:
         if not question.namespace or claim.claim.startswith(f"{question.namespace}/"):
             yield wait_problem(claim)
 

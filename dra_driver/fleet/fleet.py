@@ -193,19 +193,27 @@ class Fleet:
             known = self._problems[key, answers] = tuple(found)
         return known
 
-    def long_waits(self, reason_of: ReasonOf, before: str) -> list[WaitingClaim]:
-        """Return the claims whose pods wait since before a moment, unless others hold all of them back.
+    def long_waits(
+        self, reason_of: ReasonOf, before: str, limit: int | None = None
+    ) -> tuple[list[WaitingClaim], int]:
+        """Return the claims whose pods wait since before a moment, the oldest first, and how many there are.
+
+        Claims whose pods others hold back are left out.
 
         Args:
             reason_of: why each is not allocated.
             before: RFC 3339, in UTC.
+            limit: most claims to return; if None, all are returned.
         """
-        found = []
-        for key in self._unallocated:
-            users = self._users.get(key)
-            if users and self._urgency(key)[1] < before and not held_by(users.values()):
-                found.append(self._waiting_claim(key, reason_of))
-        return sorted(found, key=lambda claim: (claim.since, claim.claim))
+        found = [
+            (since, key)
+            for key in self._unallocated
+            if (users := self._users.get(key))
+            and (since := self._urgency(key)[1]) < before
+            and not held_by(users.values())
+        ]
+        first = sorted(found) if limit is None else heapq.nsmallest(limit, found)
+        return [self._waiting_claim(key, reason_of) for _, key in first], len(found)
 
     def views(self) -> list[PoolView]:
         """Return the views of all pools, in order."""

@@ -11,13 +11,16 @@ import e2e_support
 import pytest
 from e2e_support import allocated, clear, eventually, every_node_published, make_namespace, published, running
 
-from dra_driver.api.core import PODS
+from dra_driver.api.core import EVENTS, PODS
 from dra_driver.api.names import DEFAULT_DRIVER_NAME
 from dra_driver.api.resource import RESOURCE_SLICES
+from dra_driver.cli.status import look
 from dra_driver.sim.demo import examples
 
 if TYPE_CHECKING:
     from e2e_support import Actions, Background, Cluster
+
+    from dra_driver.fleet import Problem
 
 pytestmark = pytest.mark.e2e
 
@@ -77,6 +80,47 @@ def test_pods_outlive_the_restart_of(
             return f"checkpoint entry of {NAMESPACE}/kept" not in str(e2e_support.leftovers(cluster, node))
 
         await eventually("the device to be given back", free)
+
+    background.run(scenario())
+
+
+def test_an_agent_that_is_killed_and_stays_away_is_seen(
+    background: Background, cluster: Cluster, actions: Actions
+) -> None:
+    async def scenario() -> None:
+        await examples.apply(cluster.api, [claim("kept", GPU), pod("p", "kept")])
+        (before,) = await running(cluster, NAMESPACE, "p")
+        node = before.spec.node_name
+
+        seen: list[Problem] = []
+
+        async def gone() -> bool:
+            overview = await look(cluster.api, (), nodes=[node])
+            seen[:] = [p for p in overview.problems if p.kind == "AgentGone"]
+            return bool(seen)
+
+        async def reported() -> bool:
+            events = await cluster.api.list(EVENTS, field_selector="reason=AgentGone")
+            return any(e.involved_object.name == node for e in events.items)
+
+        await actions.agent(node, runs=False)
+        try:
+            await eventually("the agent to be seen as gone", gone)
+            (problem,) = seen
+            assert problem.subject == f"node/{node}"
+            assert f"{NAMESPACE}/kept" in problem.claims
+            assert "withdrawn" in problem.message
+            await eventually("an Event on the node", reported)
+            (after,) = await running(cluster, NAMESPACE, "p")
+            assert after.metadata.uid == before.metadata.uid
+        finally:
+            await actions.agent(node, runs=True)
+
+        async def back() -> bool:
+            return not await gone()
+
+        await eventually("the agent to be seen as back", back)
+        await another_runs(cluster, "q")
 
     background.run(scenario())
 

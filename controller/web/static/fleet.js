@@ -1,9 +1,9 @@
 // The fleet at a glance: sums with their trend, the heat map with its layers, models.
-import { make, many, nest, number, percent, put, say, svg } from "./dom.js";
+import { make, many, nest, number, percent, put, say, since, svg } from "./dom.js";
 import { autoSize, groupNodes, HeatMap } from "./heatmap.js";
 import { LAYERS, readColors, swatch, view } from "./layers.js";
 import { sentence } from "./lists.js";
-import { address, change } from "./route.js";
+import { address, change, objectAddress } from "./route.js";
 import { compareNames, deviceFilter, STATES } from "./store.js";
 import { ask } from "./stream.js";
 import { told } from "./table.js";
@@ -30,6 +30,20 @@ const token = (key) => encodeURIComponent(key) || "~";
 
 const quoted = (value) => (/\s/.test(value) ? `"${value.replaceAll('"', "")}"` : value);
 
+// Problems that are drawn.
+const MOST_PROBLEMS = 8;
+
+function problemItem({ subject, message, action, since: at, claims }) {
+  const [kind, ...names] = subject.split("/");
+  const name = names.join("/");
+  const to = kind === "device" ? objectAddress("node", names[0]) : objectAddress(kind, name);
+  const held = kind === "device" && claims.length ? `; held by ${claims.slice(0, 3).join(", ")}${claims.length > 3 ? " …" : ""}` : "";
+  return nest("li", {},
+    nest("span", {}, make("a", kind === "pod" ? `pod ${name}` : name, { href: to }), `: ${message}${held} `,
+      at ? make("time", "", { datetime: at, title: at, "data-since": at, class: "muted" }) : null),
+    make("span", action, { class: "muted" }));
+}
+
 function option(select, value, text) {
   select.append(make("option", text, { value }));
 }
@@ -48,6 +62,8 @@ export class Fleet {
       open: (kind, name) => { location.hash = address(kind, name, {}); },
       describe: (node) => (this.labelOf(node.name) ? `${this.labelOf(node.name)}, ` : "") + sentence(node, store),
     });
+    this.problems = nest("section", { class: "card problems", "aria-labelledby": "problems-title", hidden: true },
+      make("h2", "", { id: "problems-title" }), make("ul"));
     this.cards = make("div", undefined, { class: "kpis" });
     this.legend = make("div", undefined, { class: "legend", role: "group", "aria-label": "Legend: show only these devices" });
     this.controls = this.makeControls();
@@ -55,7 +71,7 @@ export class Fleet {
     this.empty = make("p", "", { class: "state", hidden: true });
     this.mapTitle = make("h2", "Heat map of nodes");
     this.root = nest("div", {},
-      make("h1", "Fleet", { tabindex: "-1", class: "hidden" }), this.cards,
+      make("h1", "Fleet", { tabindex: "-1", class: "hidden" }), this.problems, this.cards,
       nest("section", { class: "card map-card", "aria-label": "Heat map" },
         nest("div", { class: "map-top" }, this.mapTitle, this.controls), this.legend, this.empty, this.map.root,
         nest("p", { class: "muted" }, "The same as a table: ", make("a", "all nodes", { href: "#/nodes" }), ", ",
@@ -188,6 +204,7 @@ export class Fleet {
     this.counts = JSON.stringify(layer.buckets.map((b) => b.key));
     this.drawControls();
     this.drawLegend(layer);
+    this.drawProblems();
     this.drawCards();
     this.drawModels();
     this.empty.hidden = nodes.length > 0;
@@ -266,6 +283,22 @@ export class Fleet {
     const only = this.only() || new Set();
     if (!only.delete(bucket)) only.add(bucket);
     change({ only: [...only].sort().join(",") });
+  }
+
+  drawProblems() {
+    const told = JSON.stringify([this.store.problemsTotal, this.store.problems]);
+    if (told !== this.problemsTold) {
+      this.problemsTold = told;
+      const [title, list] = this.problems.children;
+      const focused = [...list.querySelectorAll("a")].indexOf(document.activeElement);
+      const shown = this.store.problems.slice(0, MOST_PROBLEMS), more = this.store.problemsTotal - shown.length;
+      put(title, many(this.store.problemsTotal, "problem"));
+      list.replaceChildren(...shown.map((problem) => problemItem(problem)),
+        ...(more > 0 ? [make("li", `${many(more, "more problem")}: dra-driver status -o json lists all`, { class: "muted" })] : []));
+      if (focused >= 0) list.querySelectorAll("a")[focused]?.focus({ preventScroll: true });
+      this.problems.hidden = !this.store.problemsTotal;
+    }
+    for (const time of this.problems.querySelectorAll("[data-since]")) put(time, `for ${since(time.dataset.since)}`);
   }
 
   drawCards() {

@@ -70,7 +70,7 @@ class NodeState {
 const byName = new Intl.Collator("en", { numeric: true });
 export const compareNames = byName.compare;
 
-const TOLD = ["pools", "nodes", "waiting", "waitingTotal", "nodeCount", "troubles", "sorted", "dirty", "claimsKept", "standby", "at"];
+const TOLD = ["pools", "nodes", "waiting", "waitingTotal", "nodeCount", "troubles", "problems", "problemsTotal", "sorted", "dirty", "claimsKept", "standby", "at"];
 
 export class Store extends EventTarget {
   constructor() {
@@ -89,6 +89,8 @@ export class Store extends EventTarget {
     this.waitingTotal = 0;
     this.nodeCount = 0;
     this.troubles = new Map();
+    this.problems = [];
+    this.problemsTotal = 0;
     this.sorted = null;
     this.dirty = null;            // null: everything
     this.claimsKept = null;
@@ -111,6 +113,10 @@ export class Store extends EventTarget {
     for (const [driver, pool] of change.gone) this.removePool(`${driver}/${pool}`);
     if (change.pools.length || change.gone.length) this.claimsKept = null;
     if (change.waiting) this.waiting = change.waiting;
+    if (change.problems) {
+      this.problems = change.problems;
+      this.problemsTotal = change.problemsTotal;
+    }
     if (change.complete || change.waiting) {
       this.waitingTotal = change.waitingTotal;
       this.nodeCount = change.nodes;

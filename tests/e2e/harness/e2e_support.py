@@ -58,6 +58,9 @@ class Actions(Protocol):
     async def kill(self, part: str, node: str) -> None:
         """Kills ``plugin``, ``kubelet``, ``controller`` or ``runtime`` and sees that it starts again."""
 
+    async def agent(self, node: str, *, runs: bool) -> None:
+        """Kills the node agent with SIGKILL, and again whenever it starts; or lets it run again."""
+
     async def reboot(self, node: str, change: Callable[[], None] = ...) -> None:
         """Ends all processes of the node, empties its tmpfs, gives it another boot ID; it comes up again.
 

@@ -38,6 +38,11 @@ class EmbeddedActions:
         await self._cluster.kill(process)
         await self._cluster.start_process(process)
 
+    async def agent(self, node: str, *, runs: bool) -> None:
+        """See ``Actions``."""
+        plugin = self._cluster.nodes[node].plugin
+        await (self._cluster.start_process(plugin) if runs else self._cluster.kill(plugin))
+
     async def reboot(self, node: str, change: Callable[[], None] = lambda: None) -> None:
         """See ``Actions``."""
         change()

@@ -7,6 +7,7 @@ harness is asked of it through a socket.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -16,7 +17,8 @@ from typing import Any
 
 from node_traces import traces
 
-from dra_driver.api.names import DEFAULT_DRIVER_NAME
+from dra_driver.api.core import PODS
+from dra_driver.api.names import DEFAULT_DRIVER_NAME, SYSTEM_NAMESPACE
 from dra_driver.kube import KubeApi
 
 KUBELET = Path("/var/lib/kubelet")
@@ -29,6 +31,7 @@ class LocalActions:
 
     def __init__(self, api: KubeApi) -> None:
         self._api = api
+        self._killing: asyncio.Task[None] | None = None
 
     async def kill(self, part: str, node: str) -> None:
         """See ``Actions``."""
@@ -41,6 +44,30 @@ class LocalActions:
         for pid in before:
             os.kill(pid, signal.SIGKILL)
         while len(processes(*words, f"--driver-name={DEFAULT_DRIVER_NAME}") - before) < len(before):
+            await asyncio.sleep(0.1)
+
+    async def agent(self, node: str, *, runs: bool) -> None:
+        """See ``Actions``."""
+        if not runs:
+            self._killing = asyncio.get_running_loop().create_task(self._kill_again())
+            return
+        if self._killing is not None:
+            self._killing.cancel()
+            await asyncio.wait([self._killing])
+        # Another pod has no back-off.
+        found = await self._api.list(
+            PODS, SYSTEM_NAMESPACE, label_selector="app.kubernetes.io/component=kubelet-plugin"
+        )
+        for pod in found.items:
+            if pod.spec.node_name == node:
+                await self._api.delete(PODS, pod.metadata.name, SYSTEM_NAMESPACE)
+
+    async def _kill_again(self) -> None:
+        # An agent needs longer than that to register.
+        while True:
+            for pid in processes("dra-driver", "kubelet-plugin", f"--driver-name={DEFAULT_DRIVER_NAME}"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             await asyncio.sleep(0.1)
 
     async def reboot(self, node: str, change: Callable[[], None] = lambda: None) -> None:

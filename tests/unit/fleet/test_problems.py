@@ -266,7 +266,9 @@ def test_a_pod_that_waits_for_long_unless_another_controller_holds_it() -> None:
         body["metadata"]["creationTimestamp"] = created
         fleet.put_pod(codec.convert(Pod, body))
     fleet.put_claim(claim("unused"))
-    (found,) = fleet.long_waits(lambda *_: "no device is free", THEN)
+    (found,), total = fleet.long_waits(lambda *_: "no device is free", THEN)
+    assert total == 1
+    assert fleet.long_waits(lambda *_: "", THEN, 0) == ([], 1)
     assert wait_problem(found) == Problem(
         kind="LongWait",
         subject=f"pod/{NS}/old",

@@ -19,6 +19,7 @@ from controller.web import CurrentFeed, serve
 from controller.web.feed import MOST_WAITING
 from controller.web.objects import MOST_ROWS
 from dra_driver.api.core import NODES, PODS
+from dra_driver.api.own.inventory import DEVICE_INVENTORIES
 from dra_driver.api.resource import RESOURCE_CLAIMS
 
 
@@ -317,3 +318,40 @@ def test_with_rbac_it_is_for_those_who_may_see_the_fleet(path: str) -> None:
 
     assert asyncio.run(asyncio.wait_for(status_of("127.0.0.1"), 60)) == 200
     assert asyncio.run(asyncio.wait_for(status_of("0.0.0.0"), 60)) == 401
+
+
+SICK = {
+    "reason": "RowRemapPending",
+    "severity": "degraded",
+    "message": "rows",
+    "since": "2026-11-29T00:00:00Z",
+}
+
+
+def ready(name: str, status: str = "True") -> dict[str, Any]:
+    body = builders.node(name, uid=f"uid-{name}")
+    body["status"] = {"conditions": [{"type": "Ready", "status": status}]}
+    return body
+
+
+def test_readers_are_told_the_problems_and_when_they_are_over() -> None:
+    cluster = FakeClient()
+    cluster.put(NODES, ready("n1"))
+    cluster.put(NODES, ready("n2", "Unknown"))
+    cluster.put(
+        DEVICE_INVENTORIES, builders.inventory("n1", builders.device("gpu-0", "40Gi") | {"health": [SICK]})
+    )
+    cluster.put(DEVICE_INVENTORIES, builders.inventory("n2", builders.device("gpu-0", "40Gi")))
+
+    async def scenario(ask: Ask) -> None:
+        answer = await until(ask, "/fleet", lambda a: a["problemsTotal"] == 2)
+        assert [(p["kind"], p["subject"]) for p in answer["problems"]] == [
+            ("DeviceUnhealthy", "device/n1/gpu-0"),
+            ("NodeNotReady", "node/n2"),
+        ]
+        assert answer["problems"][0]["action"] == "reset the GPU"
+        cluster.edit(NODES, "n2", ready("n2"))
+        answer = await until(ask, "/fleet", lambda a: a["problemsTotal"] == 1)
+        assert [p["kind"] for p in answer["problems"]] == ["DeviceUnhealthy"]
+
+    run(scenario, cluster)
