@@ -8,7 +8,8 @@ from typing import Any
 import builders
 import msgspec
 import pytest
-from worker_world import DRIVER, GPU_0, WorkerCluster, copies_of, facts_of, hard_claim, long_text, run, world
+from builders import DRIVER
+from worker_world import GPU_0, WorkerCluster, copies_of, facts_of, hard_claim, long_text, run, world
 
 from controller.allocate.answers.decider import WorkerEnded
 from controller.allocate.decide import ClaimAssumed, ObjectGone, PodID, PoolChanged
@@ -18,7 +19,7 @@ from controller.allocate.worker.sent_answers import plan_of
 from controller.allocate.worker.wire import Code, Frame
 from dra_driver.api import codec
 from dra_driver.api.core import Pod
-from dra_driver.api.meta import Uid
+from dra_driver.api.meta import DriverName, PoolName, Uid
 from dra_driver.api.resource import AllocationResult
 from dra_driver.errors import DecodeError
 from dra_driver.ownership import PoolID
@@ -117,7 +118,7 @@ def test_pools_that_change_hands_are_counted(nodes: list[str], pools: str, it: s
         async with world() as w:
             for name in nodes:
                 w.node(name, 1)
-                w.journal.apply(PoolChanged(PoolID(DRIVER, name), True, PoolPolicy()))
+                w.journal.apply(PoolChanged(PoolID(DriverName(DRIVER), PoolName(name)), True, PoolPolicy()))
             found = await plan(w, w.pod("first"))
             assert note in found["notes"]
 
