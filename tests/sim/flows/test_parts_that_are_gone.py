@@ -136,3 +136,20 @@ def test_a_node_that_is_not_ready_is_a_problem() -> None:
         await no_problems(cluster)
 
     run(scenario)
+
+
+@pytest.mark.parametrize("by_node", [True, False])
+@pytest.mark.long
+def test_where_kube_scheduler_allocates_a_killed_agent_is_seen_as_well(by_node: bool) -> None:
+    flags = ("--publish=node",) if by_node else ()
+
+    async def scenario(cluster: EmbeddedCluster) -> None:
+        await no_problems(cluster)
+        await cluster.kill(cluster.nodes["node1"].plugin)
+        # Without a controller nobody has to be waited for.
+        (found,) = await problems(cluster, "AgentGone")
+        assert found.subject == "node/node1"
+        await cluster.start_process(cluster.nodes["node1"].plugin)
+        await no_problems(cluster)
+
+    run(scenario, config(run_controller=not by_node, plugin_flags=flags, allocator="scheduler"))

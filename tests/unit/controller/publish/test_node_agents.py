@@ -346,3 +346,32 @@ def test_the_controller_has_this_part() -> None:
             await scenario(harness)
 
     virtual_time.run(main())
+
+
+def test_an_agent_that_is_away_for_another_reason_is_not_shown_before_that_has_lasted() -> None:
+    cluster = Cluster()
+
+    async def scenario(_: NodeAgents) -> None:
+        cluster.kill()
+        await asyncio.sleep(SECONDS - 5)
+        cluster.edit(DEVICE_INVENTORIES, NAME, {"status": {"registration": {"registered": False}}})
+        await asyncio.sleep(SECONDS - 5)
+        assert cluster.shown() == ("True", "Registered")
+        await asyncio.sleep(6)
+        assert cluster.shown() == ("False", "NotRegistered")
+
+    play(cluster, scenario)
+
+
+def test_a_gone_agent_whose_node_is_not_ready_is_not_reported_as_back() -> None:
+    cluster = Cluster()
+
+    async def scenario(_: NodeAgents) -> None:
+        cluster.kill()
+        await asyncio.sleep(SECONDS + 1)
+        cluster.edit(NODES, "n1", ready("Unknown"))
+        await asyncio.sleep(SECONDS + 6)
+        assert cluster.shown() == ("Unknown", "NodeNotReady")
+        assert cluster.events() == [("AgentGone", "n1")]
+
+    play(cluster, scenario)
