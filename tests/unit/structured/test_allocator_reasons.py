@@ -400,3 +400,22 @@ def test_what_is_asked_for_is_one_short_line_whatever_names_there_are() -> None:
     headline = refusal(cluster, claim("c", *requests, constraints=constraints)).headline
     assert len(headline) < 1500
     assert "\n" not in headline
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("gpu.example.com/modle", "gpu.example.com/model"),
+        ("gpu.exmple.com/model", "gpu.example.com/model"),
+        ("resource.kubernetes.io/numaNod", "resource.kubernetes.io/numaNode"),
+        # Most of the characters are those of the domain.
+        ("gpu.example.com/nvlinkGroup", ""),
+    ],
+)
+def test_attributes_are_compared_without_their_domains(name: str, meant: str) -> None:
+    attributes = {"model": "a", "vendor": "b", "resource.kubernetes.io/numaNode": "1"}
+    gpus = [device(f"d{i}", attributes=attributes) for i in range(2)]
+    text = refusal(
+        snapshot(pool("n1", *gpus)), claim("c", exactly(2), constraints=[{"matchAttribute": name}])
+    ).summary()
+    assert text.endswith(f"; did you mean `{meant}`?" if meant else "which a constraint requires")
