@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from dra_driver.api import codec
 from dra_driver.api.core import Pod
 from dra_driver.api.names import TOPOLOGY_ANNOTATION
 from dra_driver.api.own.checking import Kinds
-from dra_driver.api.resource import Device, ResourceClaim
+from dra_driver.api.resource import Device, DeviceRequestAllocationResult, ResourceClaim
 from dra_driver.cli.allocator.manifests import Manifests, plain_outcome
 from dra_driver.cli.display.report import Block, Cell, Line, Report, Table
 from dra_driver.cli.explaining.parameters import NOTHING, ParameterFindings, parameter_findings
@@ -33,6 +34,8 @@ from dra_driver.structured import (
     allocate,
     fold,
 )
+from dra_driver.structured.explain.summaries import largest
+from dra_driver.structured.matching.constraints import attribute_of
 from dra_driver.trimming import claim_problem, unservable
 
 __all__ = ["Answer", "answer_data", "answer_report", "answers", "unserved"]
@@ -53,6 +56,7 @@ class Answer:
         parameters: what is wrong with its opaque parameters.
         nodes: which nodes its pods leave out, and why; empty if they leave out none.
         silent: that the controller, which would allocate it, does not answer; empty if it does.
+        devices: the content of devices that it may have.
     """
 
     claim: ResourceClaim
@@ -62,6 +66,7 @@ class Answer:
     parameters: ParameterFindings = NOTHING
     nodes: str = ""
     silent: str = ""
+    devices: Mapping[DeviceID, Device] = field(default_factory=dict)
 
     @property
     def fits(self) -> bool:
@@ -121,7 +126,7 @@ def answers(
             folded = fold(outcome.reasons, devices, all_drivers=all_drivers)
             if claim.status.allocation is None:
                 refused[asked] = outcome, folded
-        found.append(Answer(claim, outcome, pods, folded, parameters, nodes.summary))
+        found.append(Answer(claim, outcome, pods, folded, parameters, nodes.summary, devices=devices))
     return found
 
 
@@ -259,8 +264,8 @@ def answer_report(found: Sequence[Answer], *, wide: bool = False, condense: bool
     allocated = [a for a in found if a.is_allocated]
     rest = found
     if condense and len(allocated) > 1:
-        rows = [(str(a.claim.key), *_places(a.outcome)) for a in allocated]
-        paragraphs.append([Table(("ALLOCATED CLAIM", "NODE", "DEVICES"), rows)])
+        rows = [(str(a.claim.key), *_places(a)) for a in allocated]
+        paragraphs.append([Table(("ALLOCATED CLAIM", "NODE", "DEVICES", "MODELS"), rows)])
         rest = [a for a in found if not a.is_allocated]
     same: dict[object, list[Answer]] = {}
     for answer in rest:
@@ -297,10 +302,29 @@ def _key(answer: Answer) -> object:
     )
 
 
-def _places(outcome: Outcome) -> tuple[str, str]:
-    if not isinstance(outcome, Allocated):
+def _places(answer: Answer) -> tuple[str, str, str]:
+    """Return node, devices and models of a claim that is allocated."""
+    if not isinstance(answer.outcome, Allocated):
+        return "-", "-", "-"
+    results = answer.outcome.results[0].devices.results
+    models = Counter(_content(r, answer.devices) for r in results)
+    named = [
+        f"{f'{number} × ' if number > 1 else ''}{model}{'' if memory == '-' else f' {memory}'}"
+        for (model, memory), number in models.items()
+    ]
+    return answer.outcome.node or "-", ", ".join(r.device for r in results), ", ".join(named)
+
+
+def _content(result: DeviceRequestAllocationResult, devices: Mapping[DeviceID, Device]) -> tuple[str, str]:
+    """Return the model of a device, and the memory that a claim has of it."""
+    device = devices.get(DeviceID(result.driver, result.pool, result.device))
+    if device is None:
         return "-", "-"
-    return outcome.node or "-", ", ".join(r.device for r in outcome.results[0].devices.results)
+    attribute = attribute_of(device, result.driver, f"{result.driver}/model")
+    share, whole = result.consumed_capacity.get("memory"), device.capacity.get("memory")
+    memory = share if share is not None else whole.value if whole is not None else None
+    model = attribute.string_value if attribute is not None else None
+    return model or "-", "-" if memory is None else largest([str(memory)])
 
 
 def _who(alike: Sequence[Answer]) -> str:
@@ -324,10 +348,10 @@ def _paragraph(alike: Sequence[Answer], wide: bool) -> Iterator[Block]:
             else:
                 yield Line(f"{who} {before} on node {node}:", "good")
             rows = [
-                (r.request, f"{r.driver}/{r.pool}/{r.device}")
+                (r.request, f"{r.driver}/{r.pool}/{r.device}", *_content(r, answer.devices))
                 for r in answer.outcome.results[0].devices.results
             ]
-            yield Table(("REQUEST", "DEVICE"), rows)
+            yield Table(("REQUEST", "DEVICE", "MODEL", "MEMORY"), rows)
         case Failed(message):
             yield Line(f"{who} cannot be allocated: {message}", "bad")
         case DoesNotFit():

@@ -75,3 +75,19 @@ def test_kind_and_name_may_be_two_words() -> None:
             parse_targets(words)
     with pytest.raises(InvalidInput, match="did you mean `pods`"):
         parse_targets(["podss/a"])
+
+
+def test_devices_of_a_claim_have_their_model_and_memory() -> None:
+    manifests = fleet(asking("small", "32Gi"))
+    header, row = str(explained(manifests)).splitlines()[1:3]
+    assert header.split() == ["REQUEST", "DEVICE", "MODEL", "MEMORY"]
+    assert row.split()[-1] == "40Gi"
+    status = {"allocation": {"devices": {"results": [result(f"gpu-{i}") for i in (0, 1)]}}}
+    held = [builders.claim(n, builders.request("gpu"), namespace="ns", status=status) for n in ("a", "b")]
+    header, row, _ = str(explained(fleet(*held))).splitlines()
+    assert header.split() == ["ALLOCATED", "CLAIM", "NODE", "DEVICES", "MODELS"]
+    assert row.split("   ")[-1].split(" ")[-1] in ("40Gi", "80Gi")
+
+
+def result(device: str) -> dict[str, str]:
+    return {"request": "gpu", "driver": builders.DRIVER, "pool": "n1", "device": device}
