@@ -11,6 +11,7 @@ from typing import Any, Final
 from dra_driver.api.quantity import Format, Quantity
 from dra_driver.errors import InvalidQuantity
 from dra_driver.fleet import STATES, DeviceView, PoolView, WaitingClaim
+from dra_driver.ownership import AgentState
 
 __all__ = [
     "Activity",
@@ -32,6 +33,7 @@ __all__ = [
 # Names that a row gives before it says how many more there are.
 _NAMED: Final = 3
 _NANO: Final = 10**9
+_AGENTS: Final = frozenset(state.value for state in AgentState)
 # Values of the attribute ``type`` of devices that are parts of others.
 _PARTS: Final = frozenset({"mig", "partition", "vf"})
 
@@ -227,10 +229,15 @@ def fold_waiting(waiting: Iterable[WaitingClaim]) -> tuple[WaitingRow, ...]:
 
 
 def fold_notes(views: Iterable[PoolView]) -> list[str]:
-    """Return the notes of pools, each once with the nodes that it is about."""
+    """Return the notes of pools, each once with the nodes that it is about.
+
+    That the agent of a node is gone is a problem, and said as such.
+    """
     nodes: dict[tuple[str, str], list[str]] = {}
     for view in views:
         for note in view.notes:
+            if note.partition(":")[0] in _AGENTS:
+                continue
             nodes.setdefault((view.driver, note), []).append(view.node)
     return [f"{named(where)} ({driver}): {note}" for (driver, note), where in nodes.items()]
 

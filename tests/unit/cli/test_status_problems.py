@@ -11,6 +11,7 @@ import pytest
 from builders import DRIVER
 from fake_client import FakeClient
 
+from dra_driver.api import codec
 from dra_driver.api.core import NODES
 from dra_driver.api.names import CONTROLLER_LEASE
 from dra_driver.api.own.inventory import DEVICE_INVENTORIES
@@ -24,6 +25,7 @@ from dra_driver.errors import Forbidden
 from dra_driver.fleet import Problem
 from dra_driver.kube import LEASES, SystemClock
 from dra_driver.kube.clock import micro_time, seconds_of
+from dra_driver.ownership import AgentState, agent_condition
 
 THEN = "2026-11-29T00:00:00Z"
 NOW = seconds_of("2026-11-29T00:00:40Z")
@@ -110,6 +112,15 @@ def test_they_come_first_in_the_report_and_in_the_data() -> None:
         "since": "",
         "claims": ["default/a"],
     }
+
+
+def test_that_an_agent_is_gone_is_said_once() -> None:
+    fake = cluster()
+    shown = codec.plain(agent_condition(AgentState.GONE)) | {"lastTransitionTime": THEN}
+    fake.edit(DEVICE_INVENTORIES, f"n1.{DRIVER}", {"status": {"conditions": [shown]}})
+    overview = asyncio.run(status.look(fake, [DRIVER]))
+    assert overview.notes == ()
+    assert [p.since for p in overview.problems if p.kind == "AgentGone"] == [THEN]
 
 
 def test_a_controller_that_works_is_none() -> None:
