@@ -33,6 +33,7 @@ from controller.observe.metrics import Metrics
 from dra_driver.api import codec
 from dra_driver.api.core import PODS, Pod
 from dra_driver.api.meta import ObjectKey, Uid
+from dra_driver.api.resource import AllocationResult
 from dra_driver.errors import DecodeError
 from dra_driver.fleet import MOST_PREEMPTED, OPEN, shown_preemption
 from dra_driver.kube import EventRecorder
@@ -208,9 +209,20 @@ class Preemption:
 
     def _found(self, now: float) -> Candidate | None:
         """Return the preemptor of a round that is to be solved again, if there is one."""
-        found = (self._again(r) for r in self._rounds.values() if r.state is State.FOUND)
+        found = (
+            self._again(r) for r in self._rounds.values() if r.state is State.FOUND and self._is_settled(r)
+        )
         # One that is not answered must not keep the others from being asked about.
         return next((c for c in found if c and self._turns.is_due(c.pod.metadata.uid, now, None)), None)
+
+    def _is_settled(self, round_: Round) -> bool:
+        """Return whether it is known whose the devices of a round are.
+
+        A process that has just started allocates from no open pool before the policy is proved. Until then
+        the question has another answer than before, and the round would end with half of its victims gone.
+        """
+        places = places_of(round_.record, (round_.pod,))
+        return not any(self._owners.may_become_ours(a) for p in places for a in p.allocations)
 
     def _next(self, waiting: Sequence[WaitingPod], now: float) -> Candidate | None:
         """Return the one whose turn it is, of those that may preempt."""
@@ -312,7 +324,7 @@ class Preemption:
                 begun=now - age,
                 since=shown.since,
                 record=shown.record,
-                places=tuple(p for p in places if all(map(self._owners.are_ours, p.allocations))),
+                places=tuple(p for p in places if not any(map(self._are_theirs, p.allocations))),
                 left=[],
                 state=State.FOUND if shown.reason == OPEN else State.RESTING,
             )
@@ -323,6 +335,9 @@ class Preemption:
             if round_.state is State.FOUND:
                 self._set_aside(round_)
             log.info("a round of preemption is taken over", pod=str(pod.key), state=round_.state.value)
+
+    def _are_theirs(self, allocation: AllocationResult) -> bool:
+        return not (self._owners.are_ours(allocation) or self._owners.may_become_ours(allocation))
 
     async def _begin(self, candidate: Candidate, answer: PreemptionAnswer) -> None:
         """Begin a round, if what the answer rests on still holds; ``look`` alone removes its victims."""

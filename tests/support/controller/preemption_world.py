@@ -87,7 +87,7 @@ class Ends:
                 ending = True
         used = {name for p in self._cluster.all(PODS) for name in _claims(p)}
         for c in self._cluster.all(RESOURCE_CLAIMS):
-            if c.metadata.name not in used:
+            if c.metadata.namespace == NS and c.metadata.name not in used:
                 self._cluster.remove(RESOURCE_CLAIMS, c.metadata.name, c.metadata.namespace)
         return ending
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import open_cluster
 import pytest
 from controller_harness import NS, Harness, claim, cluster_of, pod, request
 from fake_client import FakeClient
@@ -74,6 +75,28 @@ def test_a_round_goes_on_after_a_kill_at_each_write_and_removes_nobody_else(numb
         assert len(evictions(h)) == 3
 
     lives(cluster_of(n1=(80,) * 4, n2=(80,) * 4), [before, after], ends=3.0)
+
+
+def test_a_round_goes_on_when_open_pools_are_the_controllers_again() -> None:
+    """A process that has just started does not allocate from them, so nothing would be made room for."""
+    cluster = open_cluster.cluster_of("n1", gpus=4)
+
+    async def before(h: Harness) -> None:
+        await until(lambda: cluster.record("n1") == "open")
+        for name in "abcd":
+            await holder(h, name, priority=1)
+        kill = Kill(h.cluster, 4, done=False)
+        create(h, "high", 3, priority=100)
+        await kill.happened.wait()
+        assert len(evictions(h)) in (1, 2)
+
+    async def after(h: Harness) -> None:
+        began = asyncio.get_running_loop().time()
+        await until(lambda: served(h, "high"))
+        assert asyncio.get_running_loop().time() < began + 60
+        assert len(evictions(h)) == 3
+
+    lives(cluster, [before, after], ends=3.0, open_pools=True)
 
 
 def test_a_record_that_others_wrote_removes_nobody() -> None:
