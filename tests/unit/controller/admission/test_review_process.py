@@ -145,7 +145,8 @@ def test_a_process_that_was_long_in_starting_goes_on_when_it_answers() -> None:
 
     async def ends() -> list[str]:
         found: list[str] = []
-        process = ReviewProcess(START, lambda _: None, found.append, 0.1, waited)
+        # Sixty looks are long enough for a start on a busy machine, which no wait for a processor excuses.
+        process = ReviewProcess(START, lambda _: None, found.append, 0.3, waited)
         running = asyncio.create_task(process.run())
         while not process.pid:
             await asyncio.sleep(0)
