@@ -132,7 +132,7 @@ def test_the_demo_shows_parameters_and_partitions(
     """The commands of the page, with the pods beside the example."""
     pods = PROJECT / "docs" / "examples" / "acme-driver" / "demo"
     command = [sys.executable, "-m", "dra_driver.cli.main", "demo", "--nodes", "2", "--profile", "t4x2"]
-    command += ["--backend", "acme", "--examples", str(pods), *faults]
+    command += ["--backend", "acme", "--examples", str(pods), "-v", *faults]
     environment = {**os.environ, "PYTHONPATH": f"{site}:{PROJECT}"}
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -35,7 +35,15 @@ from dra_driver.api.resource import DEVICE_CLASSES, RESOURCE_CLAIMS, RESOURCE_SL
 from dra_driver.api.server.admission import ADMISSION_GROUP, MUTATING_POLICIES, MUTATING_WEBHOOKS
 from dra_driver.errors import NotFound
 from dra_driver.kube import Handler, Informer, KubeApi
-from dra_driver.ownership import AllocatorRecord, Grants, bare_devices, grant_key, recorded_allocator
+from dra_driver.ownership import (
+    SHARE,
+    AllocatorRecord,
+    Grants,
+    PoolID,
+    bare_devices,
+    grant_key,
+    recorded_allocator,
+)
 from dra_driver.resourceclaim import is_gated
 from dra_driver.sim.assets import deploy_directory
 
@@ -92,6 +100,11 @@ def shared_gpu(number: int) -> dict[str, Any]:
     return gpu(number, "shared")
 
 
+def _devices(forms: Iterable[tuple[PoolID, str]]) -> frozenset[Device]:
+    """Return the devices of forms, whether they are granted as a whole or as a share."""
+    return frozenset((str(pool.pool), form.removesuffix(SHARE)) for pool, form in forms)
+
+
 class Seen:
     """What the watches have shown, and when.
 
@@ -146,13 +159,11 @@ class Seen:
     @property
     def devices(self) -> frozenset[Device]:
         """The devices of ours that are granted to one claim or another."""
-        found = (device for devices in self.granted.devices.values() for device in devices)
-        return frozenset((str(pool.pool), name) for pool, name in found)
+        return _devices(form for forms in self.granted.devices.values() for form in forms)
 
     def of_claim(self, claim: ResourceClaim) -> frozenset[Device]:
         """Return the devices that are granted to a claim."""
-        found = self.granted.devices.get(grant_key(claim), frozenset())
-        return frozenset((str(pool.pool), name) for pool, name in found)
+        return _devices(self.granted.devices.get(grant_key(claim), frozenset()))
 
     def claims_of(self, name: str) -> list[ResourceClaim]:
         """Return the claims that were made for a pod, and the one of its name."""
