@@ -46,7 +46,6 @@ PAGES = {
     "deploy/examples": "examples/index.md",
     "deploy/workloads/README.md": "workloads/index.md",
     "deploy/helm/dra-driver/values.yaml": "reference/helm-values.md",
-    "tests/e2e/runs/README.md": "reference/versions.md",
     "tests/golden/account_tables.md": "reference/accounts.md",
     # Code that a page of the reference is made of: a link to it leads there on the site.
     "controller/observe/metrics.py": "reference/metrics.md",

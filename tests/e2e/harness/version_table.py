@@ -1,4 +1,4 @@
-"""What runs have found of API servers, and the table of tests/e2e/runs/README.md that is made of it.
+"""What runs have found of API servers, and the table of docs/installation.md that is made of it.
 
 ``E2E_RECORD=FILE`` has a run of the suite write a record: what the API server can do, and what became of the
 tests, by reasons. Without nodes ``tests/policies/test_capabilities_real.py`` finds out the former. ``python

@@ -27,7 +27,7 @@ class Capability:
     """Something that an API server can do or not.
 
     Attributes:
-        name: in reasons and in the table of tests/e2e/runs/README.md.
+        name: in reasons and in the table of docs/installation.md.
         lacks: what a server without it does, for people.
         gate: the feature gate that turns it on; empty: there is none of its own.
     """

@@ -1,4 +1,4 @@
-"""The table of what was run, tests/e2e/runs/README.md, and the recorder of runs that it is made of."""
+"""The table of what was run, in docs/installation.md, and the recorder of runs that it is made of."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import version_table
 
 
 def test_the_page_has_the_table_of_the_records() -> None:
-    page = (version_table.RUNS / "README.md").read_text(encoding="utf-8")
+    page = (PROJECT / "docs" / "installation.md").read_text(encoding="utf-8")
     assert version_table.table(version_table.recorded()) in page
     for run in version_table.recorded().values():
         assert list(run["served"]) == list(capabilities.CAPABILITIES)
