@@ -122,7 +122,7 @@ class Allocator:
         self._hand_over = HandOver(
             journal, attempts, wakeups, writer, reports, clock, schedulers, records, pods
         )
-        self._settling = RebindGuard(attempts, groups, pods)
+        self._rebind_guard = RebindGuard(attempts, groups, pods)
 
     def reason(self, pod: ObjectKey) -> str:
         """Return why a pod waits; empty where it does not."""
@@ -229,7 +229,7 @@ class Allocator:
         now = self._clock.monotonic()
         if pod.status.nominated_node_name:
             self._wakeups.tentative.add(pod.key)
-        left = self._settling.seconds(pod, now)
+        left = self._rebind_guard.seconds(pod, now)
         if left > 0:
             self._wakeups.queue.add_after(pod.key, min(max(left, _SOONEST_SECONDS), _SETTLING_SECONDS))
             return False

@@ -81,6 +81,7 @@ class Wakeups:
         taken_back: Signal[[Pod, TakenBack]],
         *,
         records: PodRecords,
+        known: KnownPods,
         pods: Informer[Pod],
         claims: Informer[ResourceClaim],
         nodes: Informer[Node],
@@ -101,6 +102,7 @@ class Wakeups:
             deallocator: knows which deallocations are ours.
             taken_back: sent with each pod that loses its allocations.
             records: of the pods.
+            known: the pods with their claims.
             pods: with indices, of which each key is a namespace and a name, and ``NODE_INDEX``.
             claims: all namespaces.
             nodes: all.
@@ -121,7 +123,7 @@ class Wakeups:
         self._deallocator = deallocator
         self._taken_back = taken_back
         self._informer = pods
-        self._known = KnownPods(pods, assume_cache)
+        self._known = known
         self.groups_of = groups_of
         self._left_at = (PoolAllocator.CONTROLLER, -1)
         self._timer: asyncio.TimerHandle | None = None

@@ -74,6 +74,7 @@ def wakeups_of(
         deallocator,
         taken_back,
         records=state.records,
+        known=state.pods,
         pods=informers.pods,
         claims=informers.claims,
         nodes=informers.nodes,

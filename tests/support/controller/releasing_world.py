@@ -98,7 +98,7 @@ class ReleasingWorld:
         self.attempts = Attempts(BINDING_SECONDS)
         self.taken_back: Signal[[Pod, TakenBack]] = Signal()
         self.timings = Timings()
-        self.records = PodRecords(self.pods)
+        self.records, known = PodRecords(self.pods), KnownPods(self.pods, self.cache)
         self.wakeups = Wakeups(
             self.timings,
             clock,
@@ -110,13 +110,13 @@ class ReleasingWorld:
             deallocator,
             self.taken_back,
             records=self.records,
+            known=known,
             pods=self.pods,
             claims=claims,
             nodes=nodes,
             others=(),
             groups_of=groups_by(()),
         )
-        known = KnownPods(self.pods, self.cache)
         self.unused = UnusedAllocations(
             ["default-scheduler"], known, self.cache, owners, deallocator, self.wakeups
         )
